@@ -1,0 +1,28 @@
+# Short names for the commands of this repository. `make test` is tests/run.py and nothing more.
+
+ENVIRONMENT := .venv-test
+UV ?= uv
+
+.PHONY: help test lock format clean
+
+help: ## Show these targets
+	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
+
+test: ## Run every check and every test
+	python3 tests/run.py
+
+# Environment variables and settings files may name an index or a folder of wheels; the lock must
+# hold for everyone, so it is made without them, and says only versions and hashes.
+lock: ## Make tests/requirements.lock anew from pyproject.toml (needs uv)
+	env -u UV_FIND_LINKS -u PIP_FIND_LINKS $(UV) pip compile pyproject.toml --all-extras \
+		--no-config --universal --python-version 3.11 --generate-hashes --upgrade \
+		--no-emit-index-url --no-emit-find-links --no-annotate \
+		--custom-compile-command "make lock" --quiet --output-file tests/requirements.lock
+
+format: ## Format the code, and repair what ruff can
+	$(ENVIRONMENT)/bin/ruff format .
+	$(ENVIRONMENT)/bin/ruff check --fix .
+
+clean: ## Remove what the tools left behind
+	rm -rf $(ENVIRONMENT) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,106 @@
+-- owner: dead_letter_operator
+-- Owns: dead letters, and the new saga that one may become. Never touches the old saga, a job, or a subscription.
+
+-- Called by the orchestrator in the transaction that moves the sagas to DeadLettered; guards.sql checks both sides.
+create or replace function webhookd.bury(saga_ids bigint[])
+returns table (dead_letter_id bigint, saga_id bigint)
+language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+    insert into dead_letters (saga_id, event_id, subscription_id, final_error_code, payload_snapshot)
+    select s.id, s.event_id, s.subscription_id, s.final_error_code, e.payload
+    from webhook_delivery_sagas s join events e on e.id = s.event_id
+    where s.id = any(saga_ids)
+    order by s.id
+    returning id, saga_id
+$$;
+grant execute on function webhookd.bury(bigint[]) to saga_orchestrator;
+
+-- A brand-new saga for the same pair. Once a dead letter, however often and however concurrently it is asked for:
+-- later callers get the saga that exists (`created` false).
+create or replace function webhookd.requeue_dead_letter(dead_letter_id bigint)
+returns table (saga_id bigint, subscription_id bigint, created boolean)
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_column
+declare
+    letter record;
+begin
+    perform require(requeue_dead_letter.dead_letter_id is not null, 'dead_letter_id must not be null');
+    select d.id, d.event_id, d.subscription_id, u.active and u.verified as deliverable, r.id as saga_id into letter
+    from dead_letters d
+    join subscriptions u on u.id = d.subscription_id
+    left join webhook_delivery_sagas r on r.dead_letter_id = d.id
+    where d.id = requeue_dead_letter.dead_letter_id;
+    if not found then
+        raise exception using errcode = 'WH404', message = format('no dead letter %s', requeue_dead_letter.dead_letter_id);
+    end if;
+    if letter.saga_id is null and not letter.deliverable then
+        raise exception using
+            errcode = 'WH412',
+            message = format('subscription %s is not active and verified', letter.subscription_id),
+            hint = 'Activate and verify it first: a new saga would only wait.';
+    end if;
+
+    subscription_id := letter.subscription_id;
+    saga_id := letter.saga_id;
+    created := false;
+    if saga_id is null then
+        insert into webhook_delivery_sagas as s (event_id, subscription_id, dead_letter_id)
+        values (letter.event_id, letter.subscription_id, letter.id)
+        on conflict (dead_letter_id) where dead_letter_id is not null do nothing
+        returning s.id into saga_id;
+        created := found;
+    end if;
+    if saga_id is null then  -- lost the race: the insert waited for the winner's commit, and this snapshot sees it
+        select s.id into saga_id from webhook_delivery_sagas s where s.dead_letter_id = letter.id;
+    end if;
+    return next;
+end
+$$;
+grant execute on function webhookd.requeue_dead_letter(bigint) to webhookd_app;
+
+-- One keyset batch of a bulk requeue, newest id last; null means "any". Call again with `last_id` until `matched` is
+-- less than the batch. `skipped`: requeued before, or the subscription is not active and verified. A dry run only counts.
+-- Planned anew each time: with the arguments known the unused conditions fall away, and idx_dead_subscription,
+-- idx_dead_error or the primary key serves, whichever is narrower.
+create or replace function webhookd.requeue_dead_letters(
+    only_subscription_id bigint, only_error_code text, failed_after timestamptz, failed_before timestamptz,
+    after_id bigint, batch_size integer, dry_run boolean)
+returns table (matched integer, requeued integer, skipped integer, last_id bigint, subscription_ids bigint[])
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set plan_cache_mode = force_custom_plan as $$
+#variable_conflict use_column
+begin
+    perform require(after_id is not null, 'after_id must not be null');
+    perform require(batch_size > 0, 'batch_size must be at least 1');
+    perform require(dry_run is not null, 'dry_run must not be null');
+
+    with matching as materialized (
+        select d.id, d.event_id, d.subscription_id
+        from dead_letters d
+        where d.id > after_id
+            and (only_subscription_id is null or d.subscription_id = only_subscription_id)
+            and (only_error_code is null or d.final_error_code = only_error_code)
+            and (failed_after is null or d.failed_at >= failed_after)
+            and (failed_before is null or d.failed_at < failed_before)
+        order by d.id limit batch_size
+    ), possible as materialized (
+        select m.id, m.event_id, m.subscription_id
+        from matching m join subscriptions s on s.id = m.subscription_id and s.active and s.verified
+        where not exists (select from webhook_delivery_sagas r where r.dead_letter_id = m.id)
+    ), made as (
+        insert into webhook_delivery_sagas (event_id, subscription_id, dead_letter_id)
+        select p.event_id, p.subscription_id, p.id from possible p where not dry_run order by p.id
+        on conflict (dead_letter_id) where dead_letter_id is not null do nothing
+        returning subscription_id
+    )
+    select (select count(*) from matching),
+           case when dry_run then (select count(*) from possible) else (select count(*) from made) end,
+           (select max(m.id) from matching m),
+           coalesce((select array_agg(distinct m.subscription_id) from made m), '{}')
+    into matched, requeued, last_id, subscription_ids;
+    skipped := matched - requeued;
+    last_id := coalesce(last_id, after_id);
+    return next;
+end
+$$;
+grant execute on function webhookd.requeue_dead_letters(bigint, text, timestamptz, timestamptz, bigint, integer, boolean)
+    to webhookd_app;

@@ -1,0 +1,39 @@
+-- owner: router_worker
+-- Owns: event → sagas. Takes ids from the routing queue, in the transaction that makes their sagas.
+
+-- A subscription counts if it is active and verified in this statement's snapshot; an event that matches nothing just
+-- leaves the queue. Served by the queue's primary key, the primary key of events and idx_sub_event_type.
+-- `first_event_id` is a low-water mark, a hint that spares the dead rows in front under a held snapshot: pass back
+-- `next_event_id`, and 0 once every poll interval, for a late commit may lie behind it.
+create or replace function webhookd.route_events(batch_size integer, first_event_id bigint default 0)
+returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint)
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_column
+begin
+    perform require(batch_size > 0, 'batch_size must be at least 1');
+    perform require(first_event_id is not null, 'first_event_id must not be null');
+
+    with taken as materialized (
+        select q.event_id from event_routing_queue q where q.event_id >= first_event_id
+        order by q.event_id limit batch_size for update skip locked
+    ), routed as (
+        insert into webhook_delivery_sagas (event_id, subscription_id)
+        select e.id, s.id
+        from taken t join events e on e.id = t.event_id
+        join subscriptions s on s.event_type = e.event_type and s.active and s.verified
+        on conflict (event_id, subscription_id) where dead_letter_id is null do nothing
+        returning subscription_id
+    ), done as (
+        delete from event_routing_queue q where q.event_id = any(array(select t.event_id from taken t)) returning 1
+    )
+    select (select count(*) from done), (select count(*) from routed),
+           coalesce((select array_agg(distinct r.subscription_id) from routed r), '{}')
+    into events, sagas, subscription_ids;
+
+    select q.event_id into next_event_id from event_routing_queue q where q.event_id >= first_event_id
+    order by q.event_id limit 1;
+    next_event_id := coalesce(next_event_id, first_event_id);
+    return next;
+end
+$$;
+grant execute on function webhookd.route_events(integer, bigint) to webhookd_app;

@@ -1,0 +1,42 @@
+-- Owns: who may touch which table. The matrix of schema/README.md, applied whole whenever it changes; runs as the migrator.
+-- Who may call a function stands beside the function.
+
+revoke all on all tables in schema webhookd from
+    public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
+    dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
+revoke all on all sequences in schema webhookd from public, webhookd_ingest;
+revoke execute on all functions in schema webhookd from public;
+
+grant usage on schema webhookd to
+    event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
+    dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
+
+-- publish() has the rights of event_ingest_writer, and belongs to a role that is granted to nobody.
+grant select, insert on webhookd.events to event_ingest_writer, webhookd_ingest;
+grant select on webhookd.subscriptions to event_ingest_writer;
+grant usage on sequence webhookd.events_id_seq to webhookd_ingest;
+
+grant select on webhookd.events, webhookd.subscriptions to router_worker;
+grant select, update, delete on webhookd.event_routing_queue to router_worker;
+grant select, insert on webhookd.webhook_delivery_sagas to router_worker;
+
+grant select on webhookd.events, webhookd.subscriptions to saga_orchestrator;
+grant select, insert, update on webhookd.endpoint_health to saga_orchestrator;
+grant select, update on webhookd.webhook_delivery_sagas to saga_orchestrator;
+grant select, insert, update on webhookd.webhook_delivery_jobs to saga_orchestrator;
+
+grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_secrets, webhookd.endpoint_health,
+    webhookd.webhook_delivery_sagas to job_worker;
+grant select, update on webhookd.webhook_delivery_jobs to job_worker;
+
+grant select, update on webhookd.webhook_delivery_jobs to lease_cleaner;
+
+grant select on webhookd.events, webhookd.subscriptions to dead_letter_operator;
+grant select, insert on webhookd.webhook_delivery_sagas, webhookd.dead_letters to dead_letter_operator;
+
+grant select, insert, update on webhookd.subscriptions, webhookd.subscription_secrets to subscription_admin;
+grant select on webhookd.endpoint_health to subscription_admin;
+
+grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_changes, webhookd.endpoint_health,
+    webhookd.event_routing_queue, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters,
+    webhookd.schema_migrations, webhookd.schema_code to webhookd_reader;

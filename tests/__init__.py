@@ -1,0 +1,1 @@
+"""The tests of webhookd, and the bed on which they run."""

@@ -1,0 +1,300 @@
+"""Servers for the tests: a child process of our own, an existing server, or a container.
+
+Takes an Installation or an address; hands on a Server, which starts, stops and gives DSNs.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+
+from tests.support.installations import Account, Installation, server_account, start_program
+
+Result = TypeVar("Result")
+
+START_TIMEOUT_SECONDS = 60
+STOP_TIMEOUT_SECONDS = 20
+CONNECT_TIMEOUT_SECONDS = 10
+LOG_TAIL_LINES = 20
+# A free port is known before the server takes it; another process may be quicker.
+PORT_ATTEMPTS = 3
+
+# Durability is off: a test's server never outlives its test run.
+SETTINGS = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "autovacuum": "on",
+    "jit": "off",
+}
+
+
+class ServerError(Exception):
+    """A server could not be started."""
+
+
+class Server(ABC):
+    """A PostgreSQL server, to which the tests have a superuser's login."""
+
+    def __init__(self, major: int) -> None:
+        self.major = major
+        self.superuser_dsn = ""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the server, and return when it accepts connections."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop the server, and remove all that it kept. Harmless when it is stopped."""
+
+    def dsn(self, database: str = "postgres", user: str = "", password: str = "") -> str:
+        """Return the address of a database, for the superuser unless another user is named."""
+        return readdress(self.superuser_dsn, database, user, password)
+
+
+class ExistingServer(Server):
+    """A server that somebody else runs, and that the tests leave running."""
+
+    def __init__(self, major: int, superuser_dsn: str) -> None:
+        super().__init__(major)
+        self.superuser_dsn = superuser_dsn
+
+    def start(self) -> None:
+        """Do nothing: it runs."""
+
+    def stop(self) -> None:
+        """Do nothing: it is not ours."""
+
+
+class ContainerServer(Server):
+    """A server in a container, where a Docker engine answers."""
+
+    def __init__(self, major: int) -> None:
+        super().__init__(major)
+        self._container: Any = None
+
+    def start(self) -> None:
+        """Start the container of the official image."""
+        # Imported here because it is slow, and needed only where Docker is the last resort.
+        from testcontainers.community.postgres import PostgresContainer  # noqa: PLC0415
+
+        container = PostgresContainer(
+            f"postgres:{self.major}",
+            username="postgres",
+            password=secrets.token_hex(16),
+            dbname="postgres",
+            driver=None,
+        )
+        container.with_command(["postgres", *setting_arguments(SETTINGS)])
+        self._container = container.start()
+        self.superuser_dsn = self._container.get_connection_url()
+
+    def stop(self) -> None:
+        """Stop and remove the container."""
+        if self._container is not None:
+            self._container.stop()
+            self._container = None
+
+
+class LocalServer(Server):
+    """A server which is a direct child of the tests, in a temporary folder."""
+
+    def __init__(self, installation: Installation) -> None:
+        super().__init__(installation.major)
+        self._installation = installation
+        self._password = secrets.token_hex(16)
+        self._account: Account | None = None
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process_id(self) -> int:
+        """The process id of the running server."""
+        assert self._process is not None, "the server is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Make a new cluster of databases and start its server."""
+        # Also when the tests end without their fixtures' ends, as after an internal error.
+        atexit.register(self.stop)
+        try:
+            self._account = server_account()
+            self._folder = make_folder(self._account)
+            self._installation = self._installation.runnable_by(self._account, self._folder / "installation")
+            self._initialize(self._folder)
+            self._launch(self._folder)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Shut down without waiting for clients, then remove the folder."""
+        atexit.unregister(self.stop)
+        if self._process is not None:
+            end_process(self._process)
+            self._process = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            self._folder = None
+
+    def _initialize(self, folder: Path) -> None:
+        """Run initdb, in the first locale that this machine has."""
+        password_file = folder / "password"
+        password_file.write_text(self._password)
+        give(password_file, self._account)
+        command = [
+            self._installation.program("initdb"),
+            f"--pgdata={folder / 'data'}",
+            "--username=postgres",
+            f"--pwfile={password_file}",
+            # The server checks each password, and the client is spared SCRAM's rounds.
+            "--auth=password",
+            "--encoding=UTF8",
+            "--no-sync",
+            "--no-instructions",
+        ]
+        for locale in ("C.UTF-8", "C"):
+            if self._run([*command, f"--locale={locale}"], folder) == 0:
+                return
+        raise ServerError(f"initdb of PostgreSQL {self.major} failed:\n{log_tail(folder)}")
+
+    def _run(self, command: list[str], folder: Path) -> int:
+        with open_log(folder) as log:
+            process = start_program(command, self._account, folder, log.fileno())
+            try:
+                return process.wait(START_TIMEOUT_SECONDS)
+            finally:
+                end_process(process)
+
+    def _launch(self, folder: Path) -> None:
+        """Start the server on a free port, once more if the port was taken meanwhile."""
+        for _ in range(PORT_ATTEMPTS):
+            port = free_port()
+            settings = {
+                **SETTINGS,
+                "listen_addresses": "127.0.0.1",
+                "port": str(port),
+                "unix_socket_directories": str(folder),
+            }
+            command = [self._installation.program("postgres"), "-D", str(folder / "data")]
+            with open_log(folder) as log:
+                self._process = start_program(
+                    [*command, *setting_arguments(settings)], self._account, folder, log.fileno()
+                )
+            self.superuser_dsn = f"postgresql://postgres:{self._password}@127.0.0.1:{port}/postgres"
+            if wait_until_ready(self._process, self.superuser_dsn):
+                return
+            end_process(self._process)
+            if "Address already in use" not in log_tail(folder):
+                break
+        raise ServerError(f"PostgreSQL {self.major} did not start:\n{log_tail(folder)}")
+
+
+def readdress(dsn: str, database: str, user: str, password: str) -> str:
+    """Return the DSN with another database and, if one is named, another user."""
+    parts = urlsplit(dsn)
+    replaced = {"dbname", "database"} | ({"user", "password"} if user else set())
+    query = [(key, value) for key, value in parse_qsl(parts.query) if key not in replaced]
+    netloc = parts.netloc
+    if user:
+        host = parts.netloc.rpartition("@")[2]
+        netloc = f"{quote(user, safe='')}:{quote(password, safe='')}@{host}"
+    return urlunsplit((parts.scheme, netloc, f"/{quote(database, safe='')}", urlencode(query), ""))
+
+
+def run_apart(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end on a loop of its own, in a thread.
+
+    Works whether or not a loop runs here, and leaves the loops of pytest-asyncio alone.
+    """
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
+
+
+async def server_major(dsn: str) -> int:
+    """Ask a server for its major version."""
+    connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS)
+    try:
+        return connection.get_server_version().major
+    finally:
+        await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], dsn: str) -> bool:
+    """Tell whether the server came to accept a login before it ended or the time was up."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        # 57P03 "the database system is starting up", or nobody listens yet.
+        with contextlib.suppress(OSError, asyncpg.CannotConnectNowError):
+            run_apart(server_major(dsn))
+            return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.02)
+    return False
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process in order with SIGINT (PostgreSQL's fast shutdown), or else by force."""
+    for order in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        process.send_signal(order)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_SECONDS)
+
+
+def setting_arguments(settings: dict[str, str]) -> list[str]:
+    """Write settings as the server's command line has them."""
+    return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+
+
+def make_folder(account: Account | None) -> Path:
+    """Make a folder for a server, short enough for a unix socket and owned by its account."""
+    # Root's own TMPDIR may be closed to the account; /tmp is open to all.
+    parent = "/tmp" if account else None  # noqa: S108
+    folder = Path(tempfile.mkdtemp(prefix="webhookd-", dir=parent))
+    give(folder, account)
+    return folder
+
+
+def give(path: Path, account: Account | None) -> None:
+    """Make the account the owner of a file."""
+    path.chmod(0o700)
+    if account is not None:
+        os.chown(path, account.user_id, account.group_id)
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def open_log(folder: Path) -> BinaryIO:
+    """Open the server's log to append to it."""
+    return (folder / "log").open("ab")
+
+
+def log_tail(folder: Path) -> str:
+    """Return the last lines of the server's log."""
+    lines = (folder / "log").read_text(errors="replace").splitlines()
+    return "\n".join(lines[-LOG_TAIL_LINES:])

@@ -1,0 +1,42 @@
+"""Ways to see that something waits, or has ended, without guessing by sleeping.
+
+Reads pg_blocking_pids through an observer's connection, and asyncio tasks.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
+
+POLL_INTERVAL_SECONDS = 0.01
+WAIT_TIMEOUT_SECONDS = 10
+
+
+async def until_blocked(observer: "Connection", waiting_pid: int, by_pid: int | None = None) -> None:
+    """Return when a backend waits for a lock, held by `by_pid` if that is given."""
+    blocking: list[int] = []
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WAIT_TIMEOUT_SECONDS
+    while loop.time() < deadline:
+        blocking = await observer.fetchval("SELECT pg_blocking_pids($1)", waiting_pid)
+        if by_pid in blocking or (by_pid is None and blocking):
+            return
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
+    raise AssertionError(
+        f"backend {waiting_pid} was not blocked by {by_pid or 'any other'} within"
+        f" {WAIT_TIMEOUT_SECONDS} s; blocked by: {blocking or 'none'}"
+    )
+
+
+async def finished(task: "asyncio.Task[Any]") -> bool:
+    """Tell whether a task has ended, after letting every other ready task run once."""
+    await asyncio.sleep(0)
+    return task.done()
+
+
+async def until_finished(task: "asyncio.Task[Any]") -> None:
+    """Return when a task has ended, in whichever way; a failure in the given time if it has not."""
+    done, _ = await asyncio.wait([task], timeout=WAIT_TIMEOUT_SECONDS)
+    if not done:
+        raise AssertionError(f"{task.get_name()} did not end within {WAIT_TIMEOUT_SECONDS} s")

@@ -1,0 +1,1 @@
+"""Tests which need no database."""

@@ -1,0 +1,1 @@
+"""Settings: what there is to set, where it comes from, and what is wrong with it."""

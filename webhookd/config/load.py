@@ -1,0 +1,74 @@
+"""File and environment in, Settings out; or one ConfigurationError naming key, place and likely fix.
+
+The environment wins over the file: WEBHOOKD_<SECTION>_<KEY>.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from webhookd.config.settings import Settings
+from webhookd.model.errors import ConfigurationError
+
+_SEARCHED = (Path("webhookd.toml"), Path("/etc/webhookd/webhookd.toml"))
+
+
+def load_settings(named: Path | None, environment: Mapping[str, str]) -> Settings:
+    """Settings from the named file, else $WEBHOOKD_CONFIG, else where one is looked for, else none."""
+    path = named or (Path(environment["WEBHOOKD_CONFIG"]) if environment.get("WEBHOOKD_CONFIG") else None)
+    if path is None:
+        path = next((candidate for candidate in _SEARCHED if candidate.is_file()), None)
+    tables = _read(path) if path else {}
+    _refuse_unknown(tables, path)
+    for section, key in _known_keys():
+        value = environment.get(f"WEBHOOKD_{section}_{key}".upper())
+        if value is not None:
+            tables.setdefault(section, {})[key] = value
+    try:
+        return msgspec.convert(tables, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{_place(path)}{error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+
+
+def _refuse_unknown(tables: Mapping[str, Any], path: Path | None) -> None:
+    sections = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+    for section, table in tables.items():
+        if section not in sections:
+            raise ConfigurationError(_unknown(path, "section", f"[{section}]", section, sections))
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{_place(path)}[{section}] must be a table")
+        keys = [field.name for field in msgspec.structs.fields(sections[section])]
+        for key in table:
+            if key not in keys:
+                raise ConfigurationError(_unknown(path, "key", f"{section}.{key}", key, keys))
+
+
+def _known_keys() -> list[tuple[str, str]]:
+    return [
+        (section.name, key.name)
+        for section in msgspec.structs.fields(Settings)
+        for key in msgspec.structs.fields(section.type)
+    ]
+
+
+def _unknown(path: Path | None, what: str, shown: str, name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f": did you mean {close[0]}?" if close else ""
+    return f"{_place(path)}unknown {what} {shown}{hint}"
+
+
+def _place(path: Path | None) -> str:
+    return f"{path}: " if path else ""

@@ -1,0 +1,58 @@
+"""Every error webhookd raises on purpose. A refused delivery is not among them: that is a value.
+
+WebhookdError
+├── ConfigurationError          the configuration cannot be used                          exit 78
+├── DatabaseUnavailable         PostgreSQL does not answer, or not to us                  exit 69
+├── SchemaProblem               the database's schema does not fit this webhookd          exit 1
+└── Refused                     a gated function said no, and changed nothing             exit 1
+"""
+
+from enum import Enum
+from typing import Final
+
+
+class WebhookdError(Exception):
+    """An error with a message for a person: one line, no traceback needed."""
+
+    exit_code: int = 1
+
+
+class ConfigurationError(WebhookdError):
+    """A file, an environment variable or an option cannot be used as it is."""
+
+    exit_code = 78
+
+
+class DatabaseUnavailable(WebhookdError):
+    """No connection, or one that was lost: the same call may succeed later."""
+
+    exit_code = 69
+
+
+class SchemaProblem(WebhookdError):
+    """The schema is missing, older, newer, changed by hand, or cannot be migrated by this login."""
+
+
+class Refusal(Enum):
+    """Why a gated function refused. The value is the SQLSTATE that schema/ raises it with."""
+
+    INVALID_ARGUMENT = "WH400"
+    ROLE_NOT_OURS = "WH403"  # migrating: a role was made by another login
+    NOT_FOUND = "WH404"
+    IDEMPOTENCY_CONFLICT = "WH409"  # the key was used for other content
+    IMMUTABLE = "WH410"  # a fact, or a row in its last state
+    ILLEGAL_TRANSITION = "WH411"  # not an edge of the state machine
+    SUBSCRIPTION_HELD = "WH412"  # not active and verified
+    VERIFICATION_STALE = "WH413"  # the challenge or the address changed meanwhile
+
+
+class Refused(WebhookdError):
+    """A gated function's refusal, in its own words."""
+
+    def __init__(
+        self, refusal: Refusal, message: str, detail: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.refusal: Final = refusal
+        self.detail: Final = detail
+        self.hint: Final = hint

@@ -1,0 +1,35 @@
+"""The states of a delivery, spelled as in the database, which alone decides who may go where.
+
+The edges are drawn in schema/README.md and enforced by schema/functions/guards.sql; `tests/support/model.py`
+states them once more in Python, to check the SQL against.
+"""
+
+from enum import StrEnum
+
+
+class SagaStatus(StrEnum):
+    """One delivery of one event to one subscription."""
+
+    PENDING = "Pending"  # routed or requeued: its first job is not made yet
+    IN_PROGRESS = "InProgress"  # has exactly one job that is active or not yet applied
+    PENDING_RETRY = "PendingRetry"  # its last attempt failed: waits for next_attempt_at
+    COMPLETED = "Completed"  # a 2xx was applied; never changes again
+    DEAD_LETTERED = "DeadLettered"  # its attempts are used up, its dead letter exists; never changes again
+
+
+class JobStatus(StrEnum):
+    """One attempt of a saga."""
+
+    PENDING = "Pending"  # may be leased; also after a reset or a release
+    LEASED = "Leased"  # a worker holds it by its lease token
+    COMPLETED = "Completed"  # answered 2xx
+    FAILED = "Failed"  # anything else, or given up by the reaper
+
+
+class ReportVerdict(StrEnum):
+    """What became of a worker's report; only an accepted one changed anything."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"  # the same report again, after its acknowledgement was lost
+    STALE = "stale"  # the lease was reset, or given to another
+    UNKNOWN = "unknown"  # there is no such job

@@ -1,0 +1,38 @@
+"""One connection to PostgreSQL, opened with bounds and with our kind of error."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+
+from webhookd.store.errors import translated
+
+# Quoted: asyncpg's types are subscripted in its stubs alone.
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+# How long a person waits at a terminal before "it does not answer" is the better answer.
+CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+@asynccontextmanager
+async def connected(dsn: str) -> AsyncIterator[Connection]:
+    """A connection for the length of the block; errors inside come out as ours."""
+    with translated():
+        connection = await asyncpg.connect(
+            dsn,
+            timeout=CONNECT_TIMEOUT_SECONDS,
+            server_settings={"application_name": "webhookd"},
+        )
+        try:
+            yield connection
+        finally:
+            await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+
+
+async def fetch_one(connection: Connection, query: str, *arguments: Any) -> asyncpg.Record:
+    """The one row of a function that returns one row or raises."""
+    row = await connection.fetchrow(query, *arguments)
+    if row is None:
+        raise LookupError(f"no row from: {query}")
+    return row

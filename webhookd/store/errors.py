@@ -1,0 +1,44 @@
+"""asyncpg's exceptions in, ours out: the layers above never see a driver's error."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+
+from webhookd.model.errors import ConfigurationError, DatabaseUnavailable, Refusal, Refused, WebhookdError
+
+_REFUSALS = {refusal.value: refusal for refusal in Refusal}
+
+# By SQLSTATE and not by class: asyncpg knows no class for a code of ours and shows it as an unknown error.
+# 08: the connection; 28: the login; 3D: no such database; 53: out of connections, memory or disk;
+# 57: shut down or cancelled.
+_UNAVAILABLE_CLASSES = ("08", "28", "3D", "53", "57")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise what the body raises as an error of ours; what is a bug goes through as it is."""
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        raise _of_postgres(error) from error
+    except (asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        if isinstance(error, asyncpg.ClientConfigurationError):
+            raise ConfigurationError(f"database.dsn cannot be used: {error}") from error
+        if isinstance(error, asyncpg.InterfaceError) and not _lost_connection(error):
+            raise
+        raise DatabaseUnavailable(f"database unavailable: {str(error) or type(error).__name__}") from error
+
+
+def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError | asyncpg.PostgresError:
+    sqlstate: str = error.sqlstate or ""
+    if sqlstate in _REFUSALS:
+        return Refused(_REFUSALS[sqlstate], str(error.message), error.detail, error.hint)
+    if sqlstate[:2] in _UNAVAILABLE_CLASSES:
+        return DatabaseUnavailable(f"database unavailable: {error}")
+    return error
+
+
+def _lost_connection(error: asyncpg.InterfaceError) -> bool:
+    """Asyncpg reports a connection that is gone as misuse of its interface, told apart by its words alone."""
+    return "connection" in str(error) and "closed" in str(error)

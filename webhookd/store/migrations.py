@@ -1,0 +1,215 @@
+"""Brings a database to this webhookd's schema, or says why not.
+
+First the cluster's roles, in a transaction of their own; then, in one transaction under an advisory lock,
+the migrations not applied yet, and the functions and rights if they changed. Whoever comes second finds
+nothing to do.
+"""
+
+from dataclasses import dataclass
+
+import asyncpg
+
+from webhookd import __version__
+from webhookd.model.errors import SchemaProblem
+from webhookd.store.connection import Connection, connected
+from webhookd.store.schema_files import FunctionFile, Migration, Schema, shipped
+
+OLDEST_SERVER = 15
+
+# Any number does, as long as every webhookd uses it. Transaction-scoped: it also holds behind PgBouncer.
+_LOCK_KEY = 0x77656268_6F6F6B64
+_OWNER = "webhookd_owner"
+
+_BOOKKEEPING = """
+create table webhookd.schema_migrations (
+    version          integer primary key,
+    name             text not null,
+    checksum         text not null,
+    webhookd_version text not null,
+    applied_at       timestamptz not null default now()
+);
+create table webhookd.schema_code (
+    only_row         boolean primary key default true check (only_row),
+    checksum         text not null,
+    webhookd_version text not null,
+    applied_at       timestamptz not null default now()
+);
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What a database says of itself; empty before the first migration."""
+
+    migrations: dict[int, str]
+    code_checksum: str | None
+    code_version: str | None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What is still to be done; nothing of it when the database is up to date."""
+
+    migrations: tuple[Migration, ...]
+    code: bool
+
+    def __bool__(self) -> bool:
+        return bool(self.migrations) or self.code
+
+    def describe(self) -> list[str]:
+        """A line for each thing to do."""
+        return [migration.name for migration in self.migrations] + (
+            ["functions and rights"] if self.code else []
+        )
+
+
+async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
+    """Bring the database up to date. Returns what was done."""
+    schema = schema or shipped()
+    async with connected(dsn) as connection:
+        await _require_usable(connection)
+        # Looked at without lock or rights first: an up-to-date database is left alone, whoever asks.
+        if not compare(schema, await _installed(connection)):
+            return Pending((), code=False)
+        try:
+            async with connection.transaction():
+                await connection.execute(schema.roles)
+            async with connection.transaction():
+                return await _apply(connection, schema)
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise SchemaProblem(
+                f"this login may not migrate: {error} (it needs CREATEROLE, and CREATE on the database)"
+            ) from error
+
+
+async def check(dsn: str, schema: Schema | None = None) -> Pending:
+    """What migrating would do; changes nothing."""
+    schema = schema or shipped()
+    async with connected(dsn) as connection:
+        await _require_usable(connection)
+        return compare(schema, await _installed(connection))
+
+
+def compare(schema: Schema, installed: Installed) -> Pending:
+    """What the database lacks. Refuses a database that is ahead of us, or whose past is not ours."""
+    known = {migration.version: migration for migration in schema.migrations}
+    ahead = sorted(set(installed.migrations) - set(known))
+    if ahead:
+        raise SchemaProblem(
+            f"the database's schema is newer than this webhookd: it has migration {ahead[-1]:04d}, "
+            f"webhookd {__version__} knows up to {max(known, default=0):04d}. Upgrade webhookd"
+        )
+    for version, checksum in installed.migrations.items():
+        if known[version].checksum != checksum:
+            raise SchemaProblem(
+                f"migration {known[version].name} is not the one that was applied to the database: "
+                "an applied migration is never edited"
+            )
+    code_changed = installed.code_checksum != schema.code_checksum
+    if code_changed and installed.code_version and _release(installed.code_version) > _release(__version__):
+        raise SchemaProblem(
+            "the database's functions are newer than this webhookd: "
+            f"they are of {installed.code_version}, this is {__version__}. Upgrade webhookd"
+        )
+    pending = tuple(
+        migration for migration in schema.migrations if migration.version not in installed.migrations
+    )
+    return Pending(pending, code=code_changed)
+
+
+async def _apply(connection: Connection, schema: Schema) -> Pending:
+    await connection.execute("select pg_advisory_xact_lock($1)", _LOCK_KEY)
+    # Again, under the lock: another may have been first.
+    pending = compare(schema, await _installed(connection))
+    if not pending:
+        return pending
+    if await connection.fetchval("select to_regclass('webhookd.schema_migrations') is null"):
+        await connection.execute(f"create schema webhookd authorization {_OWNER}")
+        await _execute_as(connection, _OWNER, _BOOKKEEPING)
+    for migration in pending.migrations:
+        await _execute_as(connection, _OWNER, migration.text)
+        await connection.execute(
+            "insert into webhookd.schema_migrations (version, name, checksum, webhookd_version) "
+            "values ($1, $2, $3, $4)",
+            migration.version,
+            migration.name,
+            migration.checksum,
+            __version__,
+        )
+    if pending.code:
+        await _apply_code(connection, schema)
+    return pending
+
+
+async def _apply_code(connection: Connection, schema: Schema) -> None:
+    await connection.execute(schema.revoke)
+    for file in schema.functions:
+        await _create_functions(connection, file)
+    await _drop_untouched_functions(connection)
+    await connection.execute(schema.grants)
+    await connection.execute(
+        "insert into webhookd.schema_code (checksum, webhookd_version) values ($1, $2) "
+        "on conflict (only_row) do update set "
+        "checksum = excluded.checksum, webhookd_version = excluded.webhookd_version, applied_at = now()",
+        schema.code_checksum,
+        __version__,
+    )
+
+
+async def _create_functions(connection: Connection, file: FunctionFile) -> None:
+    """The owner of a function needs CREATE on its schema while it is made, and never else."""
+    if file.owner == _OWNER:
+        await _execute_as(connection, _OWNER, file.text)
+        return
+    await connection.execute(f"grant usage, create on schema webhookd to {file.owner}")
+    await _execute_as(connection, file.owner, file.text)
+    await connection.execute(f"revoke create on schema webhookd from {file.owner}")
+
+
+async def _drop_untouched_functions(connection: Connection) -> None:
+    """What this transaction did not write is of an earlier release, and in no file any more."""
+    untouched = await connection.fetch(
+        "select oid::regprocedure::text as signature from pg_proc "
+        "where pronamespace = 'webhookd'::regnamespace "
+        "and xmin::text <> (pg_current_xact_id()::text::numeric % 4294967296)::text"
+    )
+    for function in untouched:
+        await connection.execute(f"drop function {function['signature']}")
+
+
+async def _execute_as(connection: Connection, role: str, script: str) -> None:
+    await connection.execute(f"set local role {role}")
+    await connection.execute(script)
+    await connection.execute("reset role")
+
+
+async def _require_usable(connection: Connection) -> None:
+    major = connection.get_server_version().major
+    if major < OLDEST_SERVER:
+        raise SchemaProblem(f"PostgreSQL {major} is too old: webhookd needs {OLDEST_SERVER} or newer")
+    encoding = await connection.fetchval("select current_setting('server_encoding')")
+    if encoding != "UTF8":
+        raise SchemaProblem(f"the database's encoding is {encoding}: webhookd needs UTF8")
+
+
+async def _installed(connection: Connection) -> Installed:
+    if not await connection.fetchval("select exists (select from pg_namespace where nspname = 'webhookd')"):
+        return Installed({}, None, None)
+    try:
+        if await connection.fetchval("select to_regclass('webhookd.schema_migrations') is null"):
+            raise SchemaProblem("the database has a schema named webhookd that webhookd did not make")
+        migrations = await connection.fetch("select version, checksum from webhookd.schema_migrations")
+        code = await connection.fetchrow("select checksum, webhookd_version from webhookd.schema_code")
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise SchemaProblem(
+            f"this login may not look at the schema: {error} (grant it webhookd_app)"
+        ) from error
+    return Installed(
+        {row["version"]: row["checksum"] for row in migrations},
+        code["checksum"] if code else None,
+        code["webhookd_version"] if code else None,
+    )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,90 @@
+"""Reads schema/ as it ships: inside the package when installed from a wheel, beside it in a checkout."""
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+_MIGRATION_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
+_OWNER_LINE = re.compile(r"-- owner: ([a-z_]+)\n")
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A numbered change of the tables: applied once, never edited after a release."""
+
+    version: int
+    name: str
+    text: str = field(repr=False)
+
+    @property
+    def checksum(self) -> str:
+        return _checksum(self.text)
+
+
+@dataclass(frozen=True)
+class FunctionFile:
+    """A stage's functions: applied whenever any of them changes, as the role they belong to."""
+
+    name: str
+    owner: str
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Everything `migrate` applies, in its order."""
+
+    roles: str
+    migrations: tuple[Migration, ...]
+    revoke: str
+    functions: tuple[FunctionFile, ...]
+    grants: str
+
+    @property
+    def code_checksum(self) -> str:
+        """Of all that is applied anew as a whole: the functions and the rights."""
+        return _checksum("\0".join([self.revoke, *(file.text for file in self.functions), self.grants]))
+
+
+@cache
+def shipped() -> Schema:
+    """The schema that belongs to this webhookd."""
+    return load(_folder())
+
+
+def load(folder: Path) -> Schema:
+    """Read a schema folder."""
+    return Schema(
+        roles=(folder / "roles.sql").read_text("utf-8"),
+        migrations=tuple(_migration(path) for path in sorted((folder / "migrations").glob("*.sql"))),
+        revoke=(folder / "revoke.sql").read_text("utf-8"),
+        functions=tuple(_function_file(path) for path in sorted((folder / "functions").glob("*.sql"))),
+        grants=(folder / "grants.sql").read_text("utf-8"),
+    )
+
+
+def _folder() -> Path:
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "schema"
+    return installed if installed.is_dir() else package.parent / "schema"
+
+
+def _migration(path: Path) -> Migration:
+    match = _MIGRATION_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path.name} is not named like a migration: 0001_what_it_does.sql")
+    return Migration(int(match[1]), path.stem, path.read_text("utf-8"))
+
+
+def _function_file(path: Path) -> FunctionFile:
+    text = path.read_text("utf-8")
+    match = _OWNER_LINE.match(text)
+    if match is None:
+        raise ValueError(f"{path.name} does not begin with the line `-- owner: role`")
+    return FunctionFile(path.stem, match[1], text)
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
