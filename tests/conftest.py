@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.database import Cluster, Database
+from tests.support.flow import Flow
 from tests.support.postgres import Server, run_apart
 from tests.support.sources import Source, SourceError, select
 
@@ -126,3 +127,9 @@ async def database(make_database: MakeDatabase) -> Database:
 async def empty_database(make_database: MakeDatabase) -> Database:
     """Give a database without the schema, owned by the migrator."""
     return await make_database()
+
+
+@pytest.fixture
+async def flow(database: Database) -> Flow:
+    """Give the daemon's steps, to be taken by hand."""
+    return await Flow.open(database)

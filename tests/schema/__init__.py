@@ -1,0 +1,1 @@
+"""The database by itself: what its tables, functions and roles allow and refuse."""

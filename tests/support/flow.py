@@ -1,0 +1,183 @@
+"""The daemon's part played by hand: each stage's step as a verb, through the functions the daemon calls.
+
+Holds the login `daemon`, which has nothing but webhookd_app; and a superuser, to let time pass.
+"""
+
+from typing import TYPE_CHECKING
+
+from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.store import dead_letters, events, jobs, routing, sagas, subscriptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.support.database import Connection, Database
+
+# No delay: a retry is due at once.
+POLICY = sagas.RetryPolicy(max_attempts=5, base_delay_seconds=0, max_delay_seconds=3600, jitter=0)
+EVENT_TYPE = "order.created"
+ADDRESS = "https://receiver.example/hook"
+WINDOW = 64
+FAILING_AFTER = 10
+
+
+class Flow:
+    """The way of an event, a step at a time."""
+
+    def __init__(self, daemon: "Connection", superuser: "Connection") -> None:
+        self.daemon = daemon
+        self.superuser = superuser
+
+    @classmethod
+    async def open(cls, database: "Database") -> "Flow":
+        """Connect as the daemon, and as a superuser beside it."""
+        return cls(await database.connect("daemon"), await database.connect("superuser"))
+
+    async def subscribe(
+        self,
+        event_type: str = EVENT_TYPE,
+        *,
+        verified: bool = True,
+        max_attempts: int | None = None,
+        base_delay_seconds: float | None = None,
+    ) -> int:
+        """A new subscription, verified by its challenge if asked for."""
+        created = await subscriptions.create(
+            self.daemon,
+            event_type,
+            ADDRESS,
+            max_attempts=max_attempts,
+            base_delay_seconds=base_delay_seconds,
+        )
+        if verified:
+            await self.verify(created.subscription_id)
+        return created.subscription_id
+
+    async def verify(self, subscription_id: int) -> None:
+        """Answer the challenge."""
+        begun = await subscriptions.begin_verification(self.daemon, subscription_id)
+        await subscriptions.complete_verification(self.daemon, subscription_id, begun.challenge)
+
+    async def publish(
+        self, event_type: str = EVENT_TYPE, payload: str = "{}", idempotency_key: str | None = None
+    ) -> int:
+        """One event's id."""
+        [accepted] = await events.publish(
+            self.daemon, [events.NewEvent(event_type, payload, idempotency_key)]
+        )
+        return accepted.id
+
+    async def route(self, batch_size: int = 1000) -> routing.Routed:
+        """Make the sagas of what waits in the routing queue."""
+        return await routing.route(self.daemon, batch_size)
+
+    async def start(
+        self,
+        subscription_ids: "Sequence[int] | None" = None,
+        *,
+        quota: int = 1000,
+        window: int = WINDOW,
+        max_attempts: int = POLICY.max_attempts,
+    ) -> list[sagas.Started]:
+        """Make the jobs of what is due, of the subscriptions named or of all that have something due."""
+        if subscription_ids is None:
+            due = await sagas.due_subscriptions(self.daemon, 0, 10_000)
+            subscription_ids = [subscription_id for subscription_id, _ in due]
+        if not subscription_ids:
+            return []
+        shares = [sagas.Share(subscription_id, quota) for subscription_id in subscription_ids]
+        return await sagas.start(self.daemon, shares, window, max_attempts)
+
+    async def claim(
+        self, wanted: int = 1000, *, worker_id: str = "worker", lease_seconds: float = 60, slots: int = 1000
+    ) -> list[jobs.Lease]:
+        """Lease what is Pending."""
+        return await jobs.claim(self.daemon, worker_id, wanted, lease_seconds, slots)
+
+    async def report(self, lease: jobs.Lease, response_status: int = 200) -> ReportVerdict:
+        """Say what the endpoint answered."""
+        verdicts = await jobs.report(
+            self.daemon, [jobs.Report(lease.job_id, lease.lease_token, response_status)]
+        )
+        return verdicts[lease.job_id]
+
+    async def apply(
+        self,
+        policy: sagas.RetryPolicy = POLICY,
+        *,
+        failing_after: int = FAILING_AFTER,
+        batch_size: int = 1000,
+    ) -> list[sagas.Transition]:
+        """Apply what was reported."""
+        return await sagas.apply_results(self.daemon, batch_size, policy, failing_after)
+
+    async def attempt(
+        self, response_status: int, policy: sagas.RetryPolicy = POLICY
+    ) -> list[sagas.Transition]:
+        """One attempt of everything that is due: started, claimed, answered, applied."""
+        await self.start(max_attempts=policy.max_attempts)
+        for lease in await self.claim():
+            await self.report(lease, response_status)
+        return await self.apply(policy)
+
+    async def requeue(self, dead_letter_id: int) -> dead_letters.Requeued:
+        """The new saga of a dead letter."""
+        return await dead_letters.requeue(self.daemon, dead_letter_id)
+
+    async def expire_lease(self, job_id: int) -> None:
+        """Let a lease's time be over."""
+        await self.superuser.execute(
+            "update webhookd.webhook_delivery_jobs set lease_until = now() - interval '1 s' where id = $1",
+            job_id,
+        )
+
+    async def saga_in(self, status: SagaStatus, *, subscription_id: int | None = None) -> int:
+        """A new saga that came to this status by legal steps alone; other sagas must not be due."""
+        if subscription_id is None:
+            await self.subscribe()
+        event_id = await self.publish()
+        await self.route()
+        match status:
+            case SagaStatus.PENDING:
+                pass
+            case SagaStatus.IN_PROGRESS:
+                await self.start()
+            case SagaStatus.PENDING_RETRY:
+                await self.attempt(500)
+            case SagaStatus.COMPLETED:
+                await self.attempt(200)
+            case SagaStatus.DEAD_LETTERED:
+                await self.attempt(500, POLICY._replace(max_attempts=1))
+        saga_id: int = await self.daemon.fetchval(
+            "select id from webhookd.webhook_delivery_sagas where event_id = $1 order by id limit 1", event_id
+        )
+        assert await self.saga_status(saga_id) == status
+        return saga_id
+
+    async def job_in(self, status: JobStatus, *, applied: bool = False) -> int:
+        """A new job that came to this status by legal steps alone."""
+        await self.saga_in(SagaStatus.IN_PROGRESS)
+        if status is not JobStatus.PENDING:
+            [lease] = await self.claim()
+            if status is not JobStatus.LEASED:
+                await self.report(lease, 200 if status is JobStatus.COMPLETED else 500)
+        if applied:
+            await self.apply()
+        job_id: int = await self.daemon.fetchval("select max(id) from webhookd.webhook_delivery_jobs")
+        return job_id
+
+    async def saga_status(self, saga_id: int) -> SagaStatus:
+        """Where a saga is."""
+        return SagaStatus(
+            await self.daemon.fetchval(
+                "select status from webhookd.webhook_delivery_sagas where id = $1", saga_id
+            )
+        )
+
+    async def job_status(self, job_id: int) -> JobStatus:
+        """Where a job is."""
+        return JobStatus(
+            await self.daemon.fetchval(
+                "select status from webhookd.webhook_delivery_jobs where id = $1", job_id
+            )
+        )
