@@ -167,12 +167,11 @@ create or replace trigger job_birth before insert on webhookd.webhook_delivery_j
     for each row when (new.status <> 'Pending' or new.lease_resets <> 0 or new.result_applied_at is not null)
     execute function webhookd.refuse_transition('job');
 
--- A job is made for a saga that is InProgress when the statement ends, for its subscription, for its due time.
--- FOR SHARE waits for whoever is moving that saga; in start_due_sagas we hold the row already, and it is free.
+-- A job is made for a saga that is InProgress when the statement ends, for its subscription, for its due time. A saga that
+-- another is moving at this moment needs no lock: its attempt has a job already, and uniq_job_saga_attempt refuses this one.
 create or replace function webhookd.require_saga_in_progress() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    perform from webhook_delivery_sagas s where s.id = any(array(select n.saga_id from new_jobs n)) for share;
     if exists (
         select from new_jobs n left join webhook_delivery_sagas s on s.id = n.saga_id
         where (s.status, s.subscription_id, s.next_attempt_at)

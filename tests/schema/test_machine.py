@@ -1,0 +1,504 @@
+"""Any order of steps: Hypothesis drives the gated functions against PostgreSQL and a small model beside it.
+
+After every step the tables are as the model says, and no promise is broken.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.support.database import Cluster
+from tests.support.flow import ADDRESS, Flow
+from tests.support.guards import Weakened
+from tests.support.invariants import AUDIT, broken_invariants
+from tests.support.model import Job, Saga, Subscription, World
+from webhookd.model.errors import Refusal
+from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.store import dead_letters, events, jobs, sagas, subscriptions
+
+Result = TypeVar("Result")
+
+TYPES = st.sampled_from(["order.created", "order.paid"])
+LIMITS = st.integers(1, 3)
+SIZES = st.integers(1, 4)
+ANSWERS = st.sampled_from([200, 204, 302, 500, 503])
+MUCH = 1000
+# Few enough for every test run; `make machine` takes many more.
+EXAMPLES = int(os.environ.get("WEBHOOKD_TEST_EXAMPLES", "40"))
+STEPS = 60
+
+
+class Delivery(RuleBasedStateMachine):
+    """The daemon's stages, in whatever order."""
+
+    def __init__(self, cluster: Cluster, weakened: Weakened | None) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.world = World()
+        self.leases: list[jobs.Lease] = []  # all there ever were
+        self.sent: set[UUID] = set()  # leases whose request went out
+        self.released: set[UUID] = set()  # leases handed back unsent
+        self.runner = asyncio.Runner()
+        self.database = self.run(cluster.create_database(migrated=True))
+        self.flow = self.run(Flow.open(self.database))
+        self.run(self.flow.superuser.execute(AUDIT))
+        if weakened is not None:
+            self.run(weakened.take_away(self.flow.superuser))
+
+    def run(self, step: Awaitable[Result]) -> Result:
+        """Wait for a step."""
+
+        async def waited() -> Result:
+            return await step
+
+        return self.runner.run(waited())
+
+    def teardown(self) -> None:
+        """Drop the database."""
+        self.run(self.cluster.drop_database(self.database))
+        self.runner.close()
+
+    # Subscriptions and events ------------------------------------------------------------------------------
+
+    @initialize(limit=st.none() | LIMITS)
+    def begin(self, limit: int | None) -> None:
+        """Begin in the middle: two subscriptions, and leases out."""
+        self.subscribe("order.created", None, verified=True)
+        self.subscribe("order.created", limit, verified=True)
+        self.go_round(4, 4, (3, 3), [])
+
+    @precondition(lambda self: len(self.world.subscriptions) < 4)
+    @rule(event_type=TYPES, max_attempts=st.none() | LIMITS, verified=st.booleans())
+    def subscribe(self, event_type: str, max_attempts: int | None, *, verified: bool) -> None:
+        """Add a subscription."""
+        made = self.run(self.flow.subscribe(event_type, verified=verified, max_attempts=max_attempts))
+        self.world.subscriptions[made] = Subscription(made, event_type, True, verified, max_attempts)
+
+    @rule(data=st.data(), move=st.booleans())
+    def hold(self, data: st.DataObject, *, move: bool) -> None:
+        """Pause a subscription, or give it another address, which is not verified."""
+        subscription = data.draw(st.sampled_from(list(self.world.subscriptions.values())))
+        changes = {"callback_url": f"{ADDRESS}/{uuid4()}"} if move else {"active": False}
+        self.run(subscriptions.update(self.flow.daemon, subscription.id, changes))
+        if move:
+            subscription.verified = False
+        else:
+            subscription.active = False
+
+    @rule()
+    def resume(self) -> None:
+        """Activate and verify every subscription."""
+        for subscription in self.world.subscriptions.values():
+            if not subscription.active:
+                self.run(subscriptions.update(self.flow.daemon, subscription.id, {"active": True}))
+            if not subscription.verified:
+                self.run(self.flow.verify(subscription.id))
+            subscription.active = subscription.verified = True
+
+    @rule(size=SIZES, slots=SIZES, limits=st.tuples(LIMITS, LIMITS), answers=st.lists(ANSWERS, max_size=4))
+    def go_round(self, size: int, slots: int, limits: tuple[int, int], answers: list[int]) -> None:
+        """The usual way, all of it at once: so the states that lie far down it are met often enough."""
+        held = [lease for lease in self.leases if self.held(lease)]
+        for lease, answer in zip(held, answers, strict=False):
+            self.send(lease, answer)
+        self.apply(limits[0], 4, due_at_once=True)
+        self.publish("order.created", None)
+        self.route(size)
+        self.start(4, 4, limits[1])
+        self.claim(size, slots)
+
+    @rule(event_type=TYPES, key=st.none() | st.sampled_from(["k1", "k2"]))
+    def publish(self, event_type: str, key: str | None) -> None:
+        """Publish; a key that was used gives its event, or a refusal for another type."""
+        known = self.world.keys.get(key or "")
+        call = events.publish(self.flow.daemon, [events.NewEvent(event_type, '{"n": 1.0}', key)])
+        if known is not None and self.world.events[known] != event_type:
+            assert self.refusal(call) is Refusal.IDEMPOTENCY_CONFLICT
+            return
+        [accepted] = self.run(call)
+        assert accepted.duplicate == (known is not None)
+        if known is not None:
+            assert accepted.id == known
+            return
+        self.world.events[accepted.id] = event_type
+        self.world.unrouted.append(accepted.id)
+        if key is not None:
+            self.world.keys[key] = accepted.id
+        self.run(self.flow.superuser.execute("insert into public.client values ($1, $2)", accepted.id, key))
+
+    # Routing and orchestration -----------------------------------------------------------------------------
+
+    @rule(size=SIZES)
+    def route(self, size: int) -> None:
+        """Route the oldest events."""
+        taken, self.world.unrouted = self.world.unrouted[:size], self.world.unrouted[size:]
+        expected = {
+            (event_id, subscription.id) for event_id in taken for subscription in self.world.routes(event_id)
+        }
+        routed = self.run(self.flow.route(size))
+        assert (routed.events, routed.sagas) == (len(taken), len(expected))
+        made = self.new_sagas()
+        assert {(saga.event_id, saga.subscription.id) for saga in made} == expected
+
+    @rule(window=SIZES, quota=SIZES, limit=LIMITS)
+    def start(self, window: int, quota: int, limit: int) -> None:
+        """One tick over every subscription: no more than window, quota and what is due."""
+        due = {
+            subscription.id: self.world.due(subscription)
+            for subscription in self.world.subscriptions.values()
+        }
+        shares = [sagas.Share(subscription_id, quota) for subscription_id in due]
+        outcome = self.run(sagas.start(self.flow.daemon, shares, window, limit))
+        assert {started.subscription_id for started in outcome} == set(due)
+        made = self.new_jobs()
+        for started in outcome:
+            subscription = self.world.subscriptions[started.subscription_id]
+            room = max(0, min(quota, window - self.world.active_jobs(subscription)))
+            jobs_made = [job for job in made if job.saga.subscription is subscription]
+            buried = [self.world.sagas[dead.saga_id] for dead in started.dead_lettered]
+            taken = min(room, len(due[subscription.id])) if subscription.deliverable else 0
+            assert len(jobs_made) + len(buried) == taken
+            assert started.started == len(jobs_made)
+            assert all(
+                job.saga in due[subscription.id] and not self.world.exhausted(job.saga, limit)
+                for job in jobs_made
+            )
+            assert all(saga in due[subscription.id] and self.world.exhausted(saga, limit) for saga in buried)
+            for job in jobs_made:
+                job.saga.move(SagaStatus.IN_PROGRESS)
+                self.world.jobs[job.id] = job
+            self.bury(started.dead_lettered)
+
+    @rule(limit=LIMITS, size=SIZES, due_at_once=st.booleans())
+    def apply(self, limit: int, size: int, *, due_at_once: bool) -> None:
+        """Apply the oldest results."""
+        waiting = sorted(job.id for job in self.world.jobs.values() if job.unapplied)[:size]
+        policy = sagas.RetryPolicy(limit, 0 if due_at_once else MUCH, 3600, 0.5)
+        applied = self.run(sagas.apply_results(self.flow.daemon, size, policy, failing_after=MUCH))
+        assert sorted(transition.job_id or 0 for transition in applied) == waiting
+        for transition in applied:
+            assert transition.problem is None
+            job = self.world.jobs[transition.job_id or 0]
+            assert transition.status is self.world.apply(job, limit, due_at_once=due_at_once)
+            if transition.status is SagaStatus.DEAD_LETTERED:
+                assert transition.dead_letter_id is not None
+                self.world.dead_letters[transition.dead_letter_id] = job.saga
+
+    @rule(limit=LIMITS)
+    def lower_the_limit(self, limit: int) -> None:
+        """A reload's sweep: every waiting saga that has reached the limit, held ones included."""
+        expected = {saga.id for saga in self.world.sagas.values() if self.world.exhausted(saga, limit)}
+        swept = self.run(sagas.dead_letter_exhausted(self.flow.daemon, 0, MUCH, limit))
+        assert {transition.saga_id for transition in swept.dead_lettered} == expected
+        self.bury(swept.dead_lettered)
+
+    @rule()
+    def let_time_pass(self) -> None:
+        """Every retry falls due."""
+        self.run(
+            self.flow.superuser.execute(
+                "update webhookd.webhook_delivery_sagas set next_attempt_at = now() "
+                "where status = 'PendingRetry' and next_attempt_at > now()"
+            )
+        )
+        for saga in self.world.sagas.values():
+            saga.due = True
+
+    # Workers and the reaper --------------------------------------------------------------------------------
+
+    @rule(wanted=SIZES, slots=SIZES)
+    def claim(self, wanted: int, slots: int) -> None:
+        """Lease jobs: none of a held subscription, of each no more than its slots."""
+        expected = self.world.claimed(wanted, slots)
+        leased = self.run(self.flow.claim(wanted, slots=slots))
+        assert sorted(lease.job_id for lease in leased) == expected
+        for lease in leased:
+            job = self.world.jobs[lease.job_id]
+            assert (lease.saga_id, lease.attempt) == (job.saga.id, job.saga.attempt_count + 1)
+            job.status, job.lease_token, job.expired = JobStatus.LEASED, lease.lease_token, False
+        self.leases += leased
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), answer=ANSWERS)
+    def report(self, data: st.DataObject, answer: int) -> None:
+        """Send and report: in time, late, again, or after the lease was lost."""
+        lease = self.some_lease(data)
+        if lease.lease_token not in self.released:  # what was handed back unsent has nothing to report
+            self.send(lease, answer)
+
+    def send(self, lease: jobs.Lease, response_status: int) -> None:
+        """One request, if it was not sent yet, and its report."""
+        if lease.lease_token not in self.sent:
+            self.sent.add(lease.lease_token)
+            receipt = (lease.saga_id, lease.job_id, response_status)
+            self.run(self.flow.superuser.execute("insert into public.receipts values ($1, $2, $3)", *receipt))
+        job = self.world.jobs[lease.job_id]
+        verdict = self.run(self.flow.report(lease, response_status))
+        if job.lease_token != lease.lease_token:
+            assert verdict is ReportVerdict.STALE
+        elif job.status is not JobStatus.LEASED:
+            assert verdict is ReportVerdict.DUPLICATE
+        else:
+            assert verdict is ReportVerdict.ACCEPTED
+            delivered = 200 <= response_status < 300
+            job.status = JobStatus.COMPLETED if delivered else JobStatus.FAILED
+            job.error_code = None if delivered else f"HTTP_{response_status}"
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def report_with_a_wrong_token(self, data: st.DataObject) -> None:
+        """A token that was never given changes nothing."""
+        lease = self.some_lease(data)._replace(lease_token=uuid4())
+        assert self.run(self.flow.report(lease)) is ReportVerdict.STALE
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """Hand a lease back before it is sent; one that was lost meanwhile is not ours to hand back."""
+        lease = self.some_lease(data)
+        if lease.lease_token in self.sent:
+            return
+        job = self.world.jobs[lease.job_id]
+        held = self.held(lease)
+        assert self.run(jobs.release(self.flow.daemon, [lease])) == ([job.id] if held else [])
+        self.released.add(lease.lease_token)
+        if held:
+            job.status, job.lease_token = JobStatus.PENDING, None
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        """Let a lease's time be over."""
+        lease = self.some_lease(data)
+        if self.held(lease):
+            self.run(self.flow.expire_lease(lease.job_id))
+            self.world.jobs[lease.job_id].expired = True
+
+    @rule(size=SIZES, max_lease_resets=st.integers(0, 2))
+    def reap(self, size: int, max_lease_resets: int) -> None:
+        """Reset expired leases; give up on a job that had too many."""
+        expired = {
+            job.id for job in self.world.jobs.values() if job.status is JobStatus.LEASED and job.expired
+        }
+        resets = self.run(jobs.reset_expired(self.flow.daemon, size, max_lease_resets))
+        assert {reset.job_id for reset in resets} <= expired
+        assert len(resets) == min(size, len(expired))
+        for reset in resets:
+            job = self.world.jobs[reset.job_id]
+            job.lease_token = None
+            if job.lease_resets < max_lease_resets:
+                job.status, job.lease_resets = JobStatus.PENDING, job.lease_resets + 1
+            else:
+                job.status, job.error_code = JobStatus.FAILED, "LEASE_EXPIRED"
+            assert (reset.status, reset.lease_resets) == (job.status, job.lease_resets)
+
+    # Dead letters ------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.world.dead_letters)
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        """A new saga, once; later only its id; refused while the subscription is held."""
+        dead_letter_id = data.draw(st.sampled_from(sorted(self.world.dead_letters)))
+        dead = self.world.dead_letters[dead_letter_id]
+        known = [saga.id for saga in self.world.sagas.values() if saga.dead_letter_id == dead_letter_id]
+        call = self.flow.requeue(dead_letter_id)
+        if not known and not dead.subscription.deliverable:
+            assert self.refusal(call) is Refusal.SUBSCRIPTION_HELD
+            return
+        requeued = self.run(call)
+        if known:
+            assert (requeued.saga_id, requeued.created) == (known[0], False)
+            return
+        assert requeued.created
+        [made] = self.new_sagas()
+        assert (made.id, made.event_id, made.subscription) == (
+            requeued.saga_id,
+            dead.event_id,
+            dead.subscription,
+        )
+
+    @rule(size=SIZES, dry_run=st.booleans())
+    def requeue_many(self, size: int, *, dry_run: bool) -> None:
+        """The oldest dead letters: new sagas for those that have none and whose subscription delivers."""
+        matched = sorted(self.world.dead_letters)[:size]
+        requeued_before = {saga.dead_letter_id for saga in self.world.sagas.values()}
+        possible = [
+            dead_letter_id
+            for dead_letter_id in matched
+            if dead_letter_id not in requeued_before
+            and self.world.dead_letters[dead_letter_id].subscription.deliverable
+        ]
+        outcome = self.run(
+            dead_letters.requeue_many(self.flow.daemon, dead_letters.Filter(), 0, size, dry_run=dry_run)
+        )
+        assert (outcome.matched, outcome.requeued) == (len(matched), len(possible))
+        made = [saga.dead_letter_id for saga in self.new_sagas()]
+        assert made == ([] if dry_run else possible)
+
+    # What must be true after every step --------------------------------------------------------------------
+
+    @invariant()
+    def the_tables_are_as_the_model_says(self) -> None:
+        """Every saga, every job, every dead letter, and the queue."""
+        assert self.rows("select event_id from webhookd.event_routing_queue") == {
+            (event_id,) for event_id in self.world.unrouted
+        }
+        assert self.rows(
+            "select id, event_id, subscription_id, dead_letter_id, status, attempt_count, final_error_code "
+            "from webhookd.webhook_delivery_sagas"
+        ) == {
+            (
+                saga.id,
+                saga.event_id,
+                saga.subscription.id,
+                saga.dead_letter_id,
+                saga.status.value,
+                saga.attempt_count,
+                saga.error_code,
+            )
+            for saga in self.world.sagas.values()
+        }
+        assert self.rows(
+            "select id, saga_id, status, lease_token, lease_resets, error_code, "
+            "result_applied_at is not null from webhookd.webhook_delivery_jobs"
+        ) == {
+            (
+                job.id,
+                job.saga.id,
+                job.status.value,
+                job.lease_token,
+                job.lease_resets,
+                job.error_code,
+                job.applied,
+            )
+            for job in self.world.jobs.values()
+        }
+        assert self.rows("select id, saga_id from webhookd.dead_letters") == {
+            (dead_letter_id, saga.id) for dead_letter_id, saga in self.world.dead_letters.items()
+        }
+
+    @invariant()
+    def no_promise_is_broken(self) -> None:
+        """The promises' queries find nothing."""
+        assert self.run(broken_invariants(self.flow.superuser)) == []
+
+    # Helpers -----------------------------------------------------------------------------------------------
+
+    def rows(self, query: str) -> set[tuple[object, ...]]:
+        """What a query finds."""
+        return {tuple(row) for row in self.run(self.flow.daemon.fetch(query))}
+
+    def held(self, lease: jobs.Lease) -> bool:
+        """Whether the job is still this lease's."""
+        job = self.world.jobs[lease.job_id]
+        return job.status is JobStatus.LEASED and job.lease_token == lease.lease_token
+
+    def some_lease(self, data: st.DataObject) -> jobs.Lease:
+        """One that is held, more often than not; or any there ever was."""
+        held = [lease for lease in self.leases if self.held(lease)]
+        return data.draw(st.sampled_from(held or self.leases) | st.sampled_from(self.leases))
+
+    def refusal(self, call: Awaitable[object]) -> Refusal:
+        """Why a call was refused."""
+        try:
+            self.run(call)
+        except asyncpg.PostgresError as refused:
+            return Refusal(refused.sqlstate)
+        raise AssertionError("was not refused")
+
+    def new_sagas(self) -> list[Saga]:
+        """Take over the sagas that the last step made."""
+        rows = self.run(
+            self.flow.daemon.fetch(
+                "select id, event_id, subscription_id, dead_letter_id from webhookd.webhook_delivery_sagas "
+                "where id > $1 order by id",
+                max(self.world.sagas, default=0),
+            )
+        )
+        made = [Saga(row[0], row[1], self.world.subscriptions[row[2]], row[3]) for row in rows]
+        self.world.sagas.update((saga.id, saga) for saga in made)
+        return made
+
+    def new_jobs(self) -> list[Job]:
+        """The jobs that the last step made."""
+        rows = self.run(
+            self.flow.daemon.fetch(
+                "select id, saga_id from webhookd.webhook_delivery_jobs where id > $1 order by id",
+                max(self.world.jobs, default=0),
+            )
+        )
+        return [Job(row[0], self.world.sagas[row[1]]) for row in rows]
+
+    def bury(self, transitions: list[sagas.Transition]) -> None:
+        """Take over dead letters of waiting sagas."""
+        for transition in transitions:
+            assert transition.dead_letter_id is not None
+            saga = self.world.sagas[transition.saga_id]
+            saga.move(SagaStatus.DEAD_LETTERED)
+            self.world.dead_letters[transition.dead_letter_id] = saga
+
+
+def drive(cluster: Cluster, weakened: Weakened | None, **chosen: Any) -> None:
+    """Run the machine, on functions as they are or on one that is broken."""
+
+    class Machine(Delivery):
+        def __init__(self) -> None:
+            super().__init__(cluster, weakened)
+
+    run_state_machine_as_test(
+        Machine,
+        # The first example of a database test is slow, and a machine's are large: neither is a fault.
+        settings=settings(stateful_step_count=STEPS, suppress_health_check=list(HealthCheck), **chosen),
+    )
+
+
+def test_any_order_of_steps_keeps_every_promise(cluster: Cluster) -> None:
+    """No order of steps that Hypothesis finds makes the tables differ from the model, or breaks a promise."""
+    drive(cluster, None, max_examples=EXAMPLES)
+
+
+# One small mistake in each stage.
+MISTAKES = [
+    Weakened("publish_many", "where e.id <> g.id and", "where false and"),
+    Weakened("route_events", "and s.active and s.verified", "and s.active"),
+    Weakened("start_due_sagas", "- a.active", "- 0"),
+    Weakened("start_due_sagas", "where d.attempt_count < d.attempt_limit"),
+    Weakened("start_due_sagas", "and u.active and u.verified"),
+    Weakened("claim_jobs", "and u.active and u.verified"),
+    Weakened("claim_jobs", "subscription_slots - coalesce(b.used, 0)", "1000"),
+    Weakened("report_results", "and j.lease_token = g.lease_token"),
+    Weakened("release_jobs", "lease_token = null", "lease_token = j.lease_token"),
+    Weakened("settle", "when s.attempt_count + 1 >=", "when s.attempt_count >="),
+    Weakened("settle", "coalesce(u.max_attempts, settle.max_attempts)", "settle.max_attempts"),
+    Weakened("settle", "coalesce(d.error_code, s.final_error_code)", "d.error_code"),
+    Weakened("dead_letter_exhausted", "l.attempt_count >=", "l.attempt_count >"),
+    Weakened(
+        "reset_expired_leases", "j.lease_resets >= max_lease_resets", "j.lease_resets > max_lease_resets"
+    ),
+    Weakened("requeue_dead_letter", "not letter.deliverable", "false"),
+    Weakened("requeue_dead_letters", "where not dry_run"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_the_machine_finds_a_mistake(cluster: Cluster, mistake: Weakened) -> None:
+    """The test above would fail if a function were wrong: here one is."""
+    # The first failure is enough: it need not be made small.
+    with pytest.raises((AssertionError, asyncpg.PostgresError)) as found:
+        drive(cluster, mistake, max_examples=200, derandomize=True, phases=[Phase.generate], database=None)
+    assert not isinstance(found.value, asyncpg.PostgresSyntaxError)

@@ -1,0 +1,388 @@
+"""Two connections at once on everything that two instances may do at once.
+
+Each race holds one side's transaction open until the other is seen to skip or to wait. It is run as the
+database is; and again without each of the guards it relies on, when it must be lost.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import asyncpg
+import pytest
+
+from tests.support.database import Database
+from tests.support.flow import POLICY, Flow
+from tests.support.guards import Dropped, Weakened
+from tests.support.waiting import until_blocked
+from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.store import jobs, sagas
+
+Result = TypeVar("Result")
+
+SKIP_LOCKED = "skip locked"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two daemons on one database, and somebody who watches."""
+
+    first: Flow
+    second: Flow
+
+    async def skips(self, step: Coroutine[Any, Any, Result]) -> Result:
+        """The second's step, which must end while the first's transaction is open."""
+        task = asyncio.create_task(step)
+        waits = asyncio.create_task(until_blocked(self.first.superuser, self._second_pid, self._first_pid))
+        await asyncio.wait({task, waits}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            raise AssertionError("waited for the other instead of skipping what it holds")
+        waits.cancel()
+        return await task
+
+    async def waits(self, step: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """The second's step, seen waiting for the first's transaction."""
+        task = asyncio.create_task(step)
+        waits = asyncio.create_task(until_blocked(self.first.superuser, self._second_pid, self._first_pid))
+        await asyncio.wait({task, waits}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            waits.cancel()
+            raise AssertionError(f"did not wait for the other: {task}")
+        await waits
+        return task
+
+    async def count(self, query: str) -> int:
+        """A number, as everybody sees it."""
+        number: int = await self.first.superuser.fetchval(query)
+        return number
+
+    @property
+    def _first_pid(self) -> int:
+        return self.first.daemon.get_server_pid()
+
+    @property
+    def _second_pid(self) -> int:
+        return self.second.daemon.get_server_pid()
+
+
+@pytest.fixture
+async def race(database: Database) -> Race:
+    """Give both sides."""
+    return Race(await Flow.open(database), await Flow.open(database))
+
+
+async def two_routers(race: Race) -> None:
+    """Events that one takes, the other leaves; each is routed once."""
+    await race.first.subscribe()
+    for _ in range(3):
+        await race.first.publish()
+    async with race.first.daemon.transaction():
+        assert (await race.first.route(batch_size=2)).events == 2
+        assert (await race.skips(race.second.route())).events == 1
+    assert (await race.second.route()).events == 0
+    assert await race.count("select count(*) from webhookd.webhook_delivery_sagas") == 3
+
+
+async def one_event_routed_by_two(race: Race) -> None:
+    """An event that came into the queue twice waits for its first saga, and gets no second one."""
+    await race.first.subscribe()
+    event_id = await race.first.publish()
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    await race.first.route()
+    # Another router's eyes: it has the same event in its hands, as if the queue had held it twice.
+    other = race.second.daemon.execute("select webhookd_test_route($1)", event_id)
+    task = await race.waits(other)
+    await transaction.commit()
+    await task
+    assert await race.count("select count(*) from webhookd.webhook_delivery_sagas") == 1
+
+
+async def two_orchestrators(race: Race) -> None:
+    """One ticks at a time, so that the window holds over both."""
+    await race.first.subscribe()
+    for _ in range(20):
+        await race.first.publish()
+    await race.first.route()
+    async with race.first.daemon.transaction():
+        [started] = await race.first.start(window=8)
+        assert started.started == 8
+        assert await race.skips(race.second.start(window=8)) == []
+    [again] = await race.second.start(window=8)
+    assert (again.started, again.active) == (0, 8)
+    assert await race.count("select count(*) from webhookd.webhook_delivery_jobs") == 8
+
+
+async def a_sweep_and_a_start(race: Race) -> None:
+    """A saga that a sweep is burying gets no job; nor does the start wait for it."""
+    saga_id = await race.first.saga_in(SagaStatus.PENDING_RETRY)
+    subscription_id = await race.count("select max(id) from webhookd.subscriptions")
+    async with race.first.daemon.transaction():
+        swept = await sagas.dead_letter_exhausted(race.first.daemon, 0, 100, max_attempts=1)
+        assert [transition.saga_id for transition in swept.dead_lettered] == [saga_id]
+        [started] = await race.skips(race.second.start([subscription_id]))
+        assert started.started == 0
+    assert await race.first.saga_status(saga_id) is SagaStatus.DEAD_LETTERED
+    assert await race.count("select count(*) from webhookd.webhook_delivery_jobs") == 1
+
+
+async def a_start_and_a_sweep(race: Race) -> None:
+    """A saga that is being started is left by the sweep, which does not wait for it."""
+    saga_id = await race.first.saga_in(SagaStatus.PENDING_RETRY)
+    async with race.first.daemon.transaction():
+        await race.first.start()
+        sweep = sagas.dead_letter_exhausted(race.second.daemon, 0, 100, max_attempts=1)
+        assert (await race.skips(sweep)).dead_lettered == []
+    assert await race.first.saga_status(saga_id) is SagaStatus.IN_PROGRESS
+
+
+async def two_claimers(race: Race) -> None:
+    """Jobs that one leases, the other leaves."""
+    await race.first.subscribe()
+    for _ in range(5):
+        await race.first.publish()
+    await race.first.route()
+    await race.first.start()
+    async with race.first.daemon.transaction():
+        mine = await race.first.claim(wanted=1)  # locks two candidates, takes one
+        theirs = await race.skips(race.second.claim(worker_id="other"))
+    rest = await race.first.claim()
+    taken = [lease.job_id for lease in mine + theirs + rest]
+    assert (len(mine), len(theirs), len(taken), len(set(taken))) == (1, 3, 5, 5)
+
+
+async def two_probes(race: Race) -> None:
+    """A failing endpoint gets one request in the whole cluster, whoever asks first."""
+    subscription_id = await race.first.subscribe()
+    for _ in range(3):
+        await race.first.publish()
+    await race.first.route()
+    await race.first.start()
+    await race.first.superuser.execute(
+        "insert into webhookd.endpoint_health (subscription_id, consecutive_failures, failing_since) "
+        "values ($1, 10, now())",
+        subscription_id,
+    )
+    async with race.first.daemon.transaction():
+        # Of two candidates that this locks, it takes one; the third job is free for the other to see.
+        assert len(await race.first.claim(wanted=1)) == 1
+        assert await race.skips(race.second.claim()) == []
+    assert await race.second.claim() == []
+    assert (
+        await race.count("select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'") == 1
+    )
+
+
+async def two_reapers(race: Race) -> None:
+    """An expired lease is reset once."""
+    await race.first.subscribe()
+    for _ in range(3):
+        await race.first.publish()
+    await race.first.route()
+    await race.first.start()
+    for lease in await race.first.claim():
+        await race.first.expire_lease(lease.job_id)
+    async with race.first.daemon.transaction():
+        assert len(await jobs.reset_expired(race.first.daemon, 2, max_lease_resets=5)) == 2
+        assert len(await race.skips(jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5))) == 1
+    assert await jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5) == []
+    assert await race.count("select sum(lease_resets) from webhookd.webhook_delivery_jobs") == 3
+
+
+async def two_requeues(race: Race) -> None:
+    """The second waits for the first, and is told of the saga it made."""
+    await race.first.saga_in(SagaStatus.DEAD_LETTERED)
+    dead_letter_id = await race.count("select id from webhookd.dead_letters")
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    made = await race.first.requeue(dead_letter_id)
+    task = await race.waits(race.second.requeue(dead_letter_id))
+    await transaction.commit()
+    assert await task == made._replace(created=False)
+    query = "select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null"
+    assert await race.count(query) == 1
+
+
+async def two_bulk_requeues(race: Race) -> None:
+    """As with one: what the first made, the second only counts as skipped."""
+    await race.first.saga_in(SagaStatus.DEAD_LETTERED)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    call = "select requeued from webhookd.requeue_dead_letters(null, null, null, null, 0, 100, false)"
+    assert await race.first.daemon.fetchval(call) == 1
+    task = await race.waits(race.second.daemon.fetchval(call))
+    await transaction.commit()
+    assert await task == 0
+    query = "select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null"
+    assert await race.count(query) == 1
+
+
+async def a_result_applied_by_two(race: Race) -> None:
+    """A result counts one attempt, also when both orchestrators look at it."""
+    await race.first.saga_in(SagaStatus.IN_PROGRESS)
+    [lease] = await race.first.claim()
+    await race.first.report(lease, 500)
+    async with race.first.daemon.transaction():
+        [applied] = await race.first.apply()
+        assert applied.status is SagaStatus.PENDING_RETRY
+        assert await race.skips(race.second.apply()) == []
+    await race.first.start()  # InProgress again, with another job: the old result must not count for it
+    assert await race.second.apply() == []
+    assert await race.count("select attempt_count from webhookd.webhook_delivery_sagas") == 1
+
+
+async def a_stale_holder(race: Race) -> None:
+    """Who lost a lease can neither finish nor release the job that another holds now."""
+    await race.first.saga_in(SagaStatus.IN_PROGRESS)
+    [lost] = await race.first.claim(worker_id="first")
+    await race.first.expire_lease(lost.job_id)
+    await jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5)
+    [held] = await race.second.claim(worker_id="second")
+    assert held.job_id == lost.job_id
+    assert await race.first.report(lost) is ReportVerdict.STALE
+    assert await jobs.release(race.first.daemon, [lost]) == []
+    assert await race.first.job_status(held.job_id) is JobStatus.LEASED
+    assert await race.second.report(held) is ReportVerdict.ACCEPTED
+
+
+async def a_reset_while_reporting(race: Race) -> None:
+    """A report that meets its lease's reset waits for it, and is refused: the job is free for another."""
+    await race.first.saga_in(SagaStatus.IN_PROGRESS)
+    [lease] = await race.second.claim()
+    await race.first.expire_lease(lease.job_id)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    await jobs.reset_expired(race.first.daemon, 9, max_lease_resets=5)
+    task = await race.waits(race.second.report(lease))
+    await transaction.commit()
+    assert await task is ReportVerdict.STALE
+    assert await race.first.job_status(lease.job_id) is JobStatus.PENDING
+
+
+async def a_report_while_resetting(race: Race) -> None:
+    """The reaper leaves a job whose report is being stored: the token decides, not the clock."""
+    await race.first.saga_in(SagaStatus.IN_PROGRESS)
+    [lease] = await race.first.claim()
+    await race.first.expire_lease(lease.job_id)
+    async with race.first.daemon.transaction():
+        assert await race.first.report(lease) is ReportVerdict.ACCEPTED
+        assert await race.skips(jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5)) == []
+    assert await race.first.job_status(lease.job_id) is JobStatus.COMPLETED
+
+
+async def the_same_report_twice(race: Race) -> None:
+    """A report sent again while the first is not committed waits for it, and is known as the same."""
+    await race.first.saga_in(SagaStatus.IN_PROGRESS)
+    [lease] = await race.first.claim()
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    assert await race.first.report(lease, 200) is ReportVerdict.ACCEPTED
+    task = await race.waits(race.second.report(lease, 500))
+    await transaction.commit()
+    assert await task is ReportVerdict.DUPLICATE
+    assert await race.first.job_status(lease.job_id) is JobStatus.COMPLETED
+
+
+async def two_orchestrators_and_a_failing_endpoint(race: Race) -> None:
+    """Failures counted by both add up: the second waits for the first's count."""
+    await race.first.subscribe()
+    for _ in range(4):
+        await race.first.publish()
+    await race.first.route()
+    await race.first.start()
+    for lease in await race.first.claim():
+        await race.first.report(lease, 500)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    await race.first.apply(batch_size=2)
+    task = await race.waits(sagas.apply_results(race.second.daemon, 2, POLICY, 4))
+    await transaction.commit()
+    await task
+    query = "select consecutive_failures from webhookd.endpoint_health where failing_since is not null"
+    assert await race.count(query) == 4
+
+
+TOKEN_CHECK = "and j.lease_token = g.lease_token"
+ON_REQUEUED = "on conflict (dead_letter_id) where dead_letter_id is not null do nothing"
+ON_ROUTED = "on conflict (event_id, subscription_id) where dead_letter_id is null do nothing"
+
+# Each race, and the guards without which it must be lost.
+RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened | Dropped]] = {
+    two_routers: [Weakened("route_events", SKIP_LOCKED)],
+    one_event_routed_by_two: [
+        Dropped("uniq_saga_event_subscription", ON_ROUTED, ("route_events", "webhookd_test_route")),
+    ],
+    two_orchestrators: [
+        Weakened(
+            "start_due_sagas",
+            "not pg_try_advisory_xact_lock(hashtext('webhookd'), hashtext('start_due_sagas'))",
+            "false",
+        ),
+    ],
+    a_sweep_and_a_start: [Weakened("start_due_sagas", SKIP_LOCKED)],
+    a_start_and_a_sweep: [Weakened("dead_letter_exhausted", SKIP_LOCKED)],
+    two_claimers: [Weakened("claim_jobs", SKIP_LOCKED), Weakened("claim_jobs", "for update skip locked")],
+    two_probes: [
+        Weakened(
+            "claim_jobs", "pg_try_advisory_xact_lock(hashtext('webhookd probe'), hashint8(f.id))", "true"
+        ),
+        Weakened("claim_jobs", "when r.subscription_id = any(probe_ids) then 1 else 0", "else 1"),
+    ],
+    two_reapers: [Weakened("reset_expired_leases", SKIP_LOCKED)],
+    two_requeues: [Dropped("uniq_saga_dead_letter", ON_REQUEUED, ("requeue_dead_letter",))],
+    two_bulk_requeues: [Dropped("uniq_saga_dead_letter", ON_REQUEUED, ("requeue_dead_letters",))],
+    a_result_applied_by_two: [
+        Weakened("apply_results", SKIP_LOCKED),
+        Weakened("apply_results", "and j.result_applied_at is null"),
+    ],
+    a_stale_holder: [Weakened("report_results", TOKEN_CHECK), Weakened("release_jobs", TOKEN_CHECK)],
+    a_reset_while_reporting: [Weakened("report_results", TOKEN_CHECK)],
+    a_report_while_resetting: [Weakened("reset_expired_leases", SKIP_LOCKED)],
+    the_same_report_twice: [Weakened("report_results", "and j.finished_at is null")],
+    two_orchestrators_and_a_failing_endpoint: [
+        Weakened(
+            "settle",
+            "when excluded.last_recovery_at is null then h.consecutive_failures",
+            "when false then 0",
+        ),
+    ],
+}
+LOSSES = [
+    pytest.param(run, guard, id=f"{run.__name__}: {guard}")
+    for run, guards in RACES.items()
+    for guard in guards
+]
+
+
+@pytest.fixture(autouse=True)
+async def second_route(race: Race) -> None:
+    """Make route_events' insert callable for an event that is not in the queue any more."""
+    await race.first.superuser.execute(
+        f"""
+        create function webhookd_test_route(event_id bigint) returns void language sql security definer as $$
+            insert into webhookd.webhook_delivery_sagas (event_id, subscription_id)
+            select event_id, id from webhookd.subscriptions {ON_ROUTED}
+        $$
+        """
+    )
+
+
+@pytest.mark.parametrize("run", RACES, ids=lambda run: run.__name__)
+async def test_a_race_ends_well(race: Race, run: Callable[[Race], Awaitable[None]]) -> None:
+    """Two instances at once leave what one would have left, and say so."""
+    await run(race)
+
+
+@pytest.mark.parametrize(("run", "guard"), LOSSES)
+async def test_a_race_is_lost_without_its_guard(
+    race: Race, run: Callable[[Race], Awaitable[None]], guard: Weakened | Dropped
+) -> None:
+    """The test above would fail without the guard it is about."""
+    await guard.take_away(race.first.superuser)
+    with pytest.raises((AssertionError, asyncpg.PostgresError)) as lost:
+        await run(race)
+    if isinstance(lost.value, asyncpg.PostgresError):
+        # Lost by a second guard's refusal, and not because the weakened function is no SQL any more.
+        assert str(lost.value.sqlstate)[:2] in {"WH", "23"}

@@ -1,0 +1,45 @@
+"""Takes a guard out of the database, to see that the test which relies on it then fails."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
+
+
+@dataclass(frozen=True)
+class Weakened:
+    """A function without a piece of its text."""
+
+    function: str
+    guard: str
+    instead: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.function} without `{' '.join(self.guard.split())}`"
+
+    async def take_away(self, superuser: "Connection") -> None:
+        """Replace the function by one that lacks the guard."""
+        definition: str = await superuser.fetchval(
+            "select pg_get_functiondef(oid) from pg_proc where proname = $1", self.function
+        )
+        assert self.guard in definition, f"{self.function} has no such guard any more"
+        await superuser.execute(definition.replace(self.guard, self.instead))
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A database without a unique index, and without the clause that counts on it."""
+
+    index: str
+    clause: str
+    functions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"no {self.index}"
+
+    async def take_away(self, superuser: "Connection") -> None:
+        """Drop the index."""
+        await superuser.execute(f"drop index webhookd.{self.index}")
+        for function in self.functions:
+            await Weakened(function, self.clause).take_away(superuser)

@@ -1,0 +1,109 @@
+"""What webhookd promises, as queries that find the rows which break it: none, always.
+
+Names as in the promises' list. `receipts` is what endpoints got: a table of the test's own.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
+
+AUDIT = """
+create table public.saga_audit (
+    saga_id bigint, old_status webhookd.saga_status, new_status webhookd.saga_status);
+create function public.audit_saga() returns trigger language plpgsql security definer as $$
+begin
+    insert into public.saga_audit values (new.id, old.status, new.status);
+    return null;
+end
+$$;
+create trigger zz_audit after update on webhookd.webhook_delivery_sagas
+    for each row execute function public.audit_saga();
+create table public.receipts (saga_id bigint, job_id bigint, response_status integer);
+create table public.client (event_id bigint, idempotency_key text);
+"""
+
+INVARIANTS = {
+    "I1 an event that a client was told of is missing": """
+        select c.event_id from public.client c left join webhookd.events e on e.id = c.event_id
+        where e.id is null
+    """,
+    "I1 an idempotency key has two events": """
+        select idempotency_key from webhookd.events where idempotency_key is not null
+        group by idempotency_key having count(*) > 1
+    """,
+    "I2 a routed event lacks a saga, or has two, for a subscription that never changed": """
+        select e.id, u.id
+        from webhookd.events e
+        join webhookd.subscriptions u using (event_type)
+        left join webhookd.webhook_delivery_sagas s
+            on s.event_id = e.id and s.subscription_id = u.id and s.dead_letter_id is null
+        where u.active and u.verified
+            and not exists (select from webhookd.event_routing_queue q where q.event_id = e.id)
+            and not exists (select from webhookd.subscription_changes c
+                            where c.subscription_id = u.id and c.changed_at >= e.created_at)
+        group by e.id, u.id having count(s.id) <> 1
+    """,
+    "I2 a saga for a subscription that was never active and verified": """
+        select s.id from webhookd.webhook_delivery_sagas s
+        where not exists (select from webhookd.subscription_changes c
+                          where c.subscription_id = s.subscription_id and c.active and c.verified)
+    """,
+    "I3 a terminal saga changed, or a saga took an edge that does not exist": """
+        select * from public.saga_audit
+        where (old_status, new_status) not in (
+            ('Pending', 'InProgress'), ('PendingRetry', 'InProgress'), ('InProgress', 'Completed'),
+            ('InProgress', 'PendingRetry'), ('InProgress', 'DeadLettered'), ('PendingRetry', 'DeadLettered'),
+            ('Pending', 'Pending'), ('PendingRetry', 'PendingRetry'))
+    """,
+    "I4 attempt_count is not the number of applied results": """
+        select s.id from webhookd.webhook_delivery_sagas s
+        left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id and j.result_applied_at is not null
+        group by s.id having s.attempt_count <> count(j.id)
+    """,
+    "I5 a saga InProgress has not exactly one open job, or another has one": """
+        select s.id from webhookd.webhook_delivery_sagas s
+        left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id and j.result_applied_at is null
+        group by s.id having count(j.id) <> case when s.status = 'InProgress' then 1 else 0 end
+    """,
+    "I7 Completed without a 2xx given by a receiver": """
+        select s.id from webhookd.webhook_delivery_sagas s
+        where s.status = 'Completed' and not exists (
+            select from public.receipts r where r.saga_id = s.id and r.response_status between 200 and 299)
+    """,
+    "I8 dead letters and DeadLettered sagas are not one to one": """
+        select s.id, d.id
+        from (select * from webhookd.webhook_delivery_sagas where status = 'DeadLettered') s
+        full join webhookd.dead_letters d on d.saga_id = s.id
+        where s.id is null or d.id is null or d.final_error_code is distinct from s.final_error_code
+    """,
+    "I8 a snapshot is not the payload": """
+        select d.id from webhookd.dead_letters d join webhookd.events e on e.id = d.event_id
+        where d.payload_snapshot::text <> e.payload::text
+    """,
+    "I9 more receipts than applied results, lease resets and leases out": """
+        select s.id
+        from webhookd.webhook_delivery_sagas s
+        join (select saga_id,
+                     count(*) filter (where finished_at is not null or status = 'Leased')
+                     + sum(lease_resets) as allowed
+              from webhookd.webhook_delivery_jobs group by saga_id) j on j.saga_id = s.id
+        join (select saga_id, count(*) as receipts from public.receipts group by saga_id) r
+            on r.saga_id = s.id
+        where r.receipts > j.allowed
+    """,
+    "one chain: a pair has more than one saga that lives": """
+        select event_id, subscription_id from webhookd.webhook_delivery_sagas
+        where status not in ('Completed', 'DeadLettered')
+        group by event_id, subscription_id having count(*) > 1
+    """,
+}
+
+
+async def broken_invariants(superuser: "Connection") -> list[str]:
+    """Name every promise that some row breaks."""
+    checks = " union all ".join(
+        f"select {number} where exists ({query})" for number, query in enumerate(INVARIANTS.values())
+    )
+    names = list(INVARIANTS)
+    return [names[row[0]] for row in await superuser.fetch(checks)]

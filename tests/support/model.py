@@ -1,0 +1,148 @@
+"""The delivery of events as a small Python program, to check the SQL against.
+
+Knows nothing of locks, time or batches: a step tells it what the database said it did, and it says what must
+be true then. The edges of both state machines stand here once more, on purpose.
+"""
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from webhookd.model.states import JobStatus, SagaStatus
+
+SAGA_EDGES = {
+    SagaStatus.PENDING: {SagaStatus.IN_PROGRESS},
+    SagaStatus.IN_PROGRESS: {SagaStatus.COMPLETED, SagaStatus.PENDING_RETRY, SagaStatus.DEAD_LETTERED},
+    SagaStatus.PENDING_RETRY: {SagaStatus.IN_PROGRESS, SagaStatus.DEAD_LETTERED},
+    SagaStatus.COMPLETED: set(),
+    SagaStatus.DEAD_LETTERED: set(),
+}
+WAITING = (SagaStatus.PENDING, SagaStatus.PENDING_RETRY)
+
+
+@dataclass
+class Subscription:
+    """Who gets what, and whether it may."""
+
+    id: int
+    event_type: str
+    active: bool
+    verified: bool
+    max_attempts: int | None
+
+    @property
+    def deliverable(self) -> bool:
+        return self.active and self.verified
+
+
+@dataclass
+class Saga:
+    """A delivery."""
+
+    id: int
+    event_id: int
+    subscription: Subscription
+    dead_letter_id: int | None = None
+    status: SagaStatus = SagaStatus.PENDING
+    attempt_count: int = 0
+    error_code: str | None = None
+    due: bool = True
+
+    def move(self, status: SagaStatus) -> None:
+        """Take an edge."""
+        assert status in SAGA_EDGES[self.status], f"saga {self.id}: {self.status} to {status}"
+        self.status = status
+
+
+@dataclass
+class Job:
+    """An attempt."""
+
+    id: int
+    saga: Saga
+    status: JobStatus = JobStatus.PENDING
+    lease_token: UUID | None = None
+    lease_resets: int = 0
+    error_code: str | None = None
+    expired: bool = False
+    applied: bool = False
+
+    @property
+    def active(self) -> bool:
+        return self.status in {JobStatus.PENDING, JobStatus.LEASED}
+
+    @property
+    def unapplied(self) -> bool:
+        return not self.active and not self.applied
+
+
+@dataclass
+class World:
+    """All there is."""
+
+    subscriptions: dict[int, Subscription] = field(default_factory=dict)
+    events: dict[int, str] = field(default_factory=dict)  # its type
+    keys: dict[str, int] = field(default_factory=dict)
+    unrouted: list[int] = field(default_factory=list)
+    sagas: dict[int, Saga] = field(default_factory=dict)
+    jobs: dict[int, Job] = field(default_factory=dict)
+    dead_letters: dict[int, Saga] = field(default_factory=dict)
+
+    def routes(self, event_id: int) -> list[Subscription]:
+        """Who gets an event that is routed now."""
+        return [
+            subscription
+            for subscription in self.subscriptions.values()
+            if subscription.deliverable and subscription.event_type == self.events[event_id]
+        ]
+
+    def due(self, subscription: Subscription) -> list[Saga]:
+        """What a tick may start or bury."""
+        return [
+            saga
+            for saga in self.sagas.values()
+            if saga.subscription is subscription and saga.status in WAITING and saga.due
+        ]
+
+    def active_jobs(self, subscription: Subscription) -> int:
+        """How much of the window is used."""
+        return sum(job.active and job.saga.subscription is subscription for job in self.jobs.values())
+
+    def claimed(self, wanted: int, slots: int) -> list[int]:
+        """Which jobs a claim gets: the oldest, of each subscription as many as it has slots."""
+        pending = [
+            job
+            for _, job in sorted(self.jobs.items())
+            if job.status is JobStatus.PENDING and job.saga.subscription.deliverable
+        ]
+        used: dict[int, int] = {}
+        taken = []
+        for job in pending[: 2 * wanted]:
+            subscription_id = job.saga.subscription.id
+            used[subscription_id] = used.get(subscription_id, 0) + 1
+            if used[subscription_id] <= slots:
+                taken.append(job.id)
+        return taken[:wanted]
+
+    def limit(self, saga: Saga, max_attempts: int) -> int:
+        """How many attempts a saga has."""
+        return saga.subscription.max_attempts or max_attempts
+
+    def exhausted(self, saga: Saga, max_attempts: int) -> bool:
+        """Whether a waiting saga has none left."""
+        return saga.status is SagaStatus.PENDING_RETRY and saga.attempt_count >= self.limit(
+            saga, max_attempts
+        )
+
+    def apply(self, job: Job, max_attempts: int, *, due_at_once: bool) -> SagaStatus:
+        """What a result makes of its saga."""
+        saga = job.saga
+        job.applied = True
+        saga.attempt_count += 1
+        if job.status is JobStatus.COMPLETED:
+            saga.move(SagaStatus.COMPLETED)
+        else:
+            saga.error_code = job.error_code
+            exhausted = saga.attempt_count >= self.limit(saga, max_attempts)
+            saga.move(SagaStatus.DEAD_LETTERED if exhausted else SagaStatus.PENDING_RETRY)
+            saga.due = due_at_once
+        return saga.status
