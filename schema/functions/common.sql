@@ -15,18 +15,20 @@ grant execute on function webhookd.require(boolean, text) to
     subscription_admin;
 
 -- min(max_delay, max(retry_after, base · 2^(n-1) · (1 + jitter · u))), u in [0, 1) from saga and attempt alone:
--- the same saga waits the same time on every instance. sha256 and not md5, which a FIPS build refuses. The
--- exponent is clamped: from 2^62 on every base above a nanosecond is past any max_delay.
+-- the same saga waits the same time on every instance. sha256 and not md5, which a FIPS build refuses. The exponent is
+-- clamped: from 2^62 on every base above a nanosecond is past any max_delay. In numeric, where no factor is too small:
+-- a product of doubles that underflows is an error.
 create or replace function webhookd.backoff(
     saga_id bigint, attempt_count integer, base_delay_seconds double precision,
     max_delay_seconds double precision, jitter double precision, retry_after_seconds double precision)
 returns interval
 language sql immutable parallel safe as $$
-    select make_interval(secs => least(max_delay_seconds, greatest(
-        coalesce(retry_after_seconds, 0),
-        base_delay_seconds * power(2::double precision, least(greatest(attempt_count - 1, 0), 62)) * (1 + jitter * (
-            ('x' || substr(encode(sha256(convert_to(saga_id || ':' || attempt_count, 'UTF8')), 'hex'), 1, 13))
-            ::bit(52)::bigint / power(2::double precision, 52))))))
+    select make_interval(secs => round(least(max_delay_seconds::numeric, greatest(
+        coalesce(retry_after_seconds, 0)::numeric,
+        base_delay_seconds::numeric * power(2::numeric, least(greatest(attempt_count - 1, 0), 62))
+            * (1 + jitter::numeric * (
+                ('x' || substr(encode(sha256(convert_to(saga_id || ':' || attempt_count, 'UTF8')), 'hex'), 1, 13))
+                ::bit(52)::bigint / power(2::numeric, 52))))), 6)::double precision)
 $$;
 grant execute on function
     webhookd.backoff(bigint, integer, double precision, double precision, double precision, double precision)

@@ -112,9 +112,11 @@ begin
                     and s.next_attempt_at <= now() and s.next_attempt_at >= coalesce(w.saga_mark, '-infinity')
                 order by s.next_attempt_at, s.id limit w.room for update skip locked) s
         ), made as (
-            -- The unique indexes are the judges: a saga whose attempt has a job already is left where it is.
+            -- In turns, so that a claim, which goes by id, goes round the subscriptions too. The unique indexes are the
+            -- judges: a saga whose attempt has a job already is left where it is.
             insert into webhook_delivery_jobs (saga_id, subscription_id, attempt_at)
             select d.id, d.subscription_id, d.next_attempt_at from due d where d.attempt_count < d.attempt_limit
+            order by row_number() over (partition by d.subscription_id order by d.next_attempt_at, d.id), d.subscription_id
             on conflict do nothing
             returning saga_id, subscription_id
         ), moved as (

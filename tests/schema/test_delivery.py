@@ -1,0 +1,183 @@
+"""What a worker gets, and what it may report: leases, slots, verdicts, and that no answer is unstorable."""
+
+from uuid import uuid4
+
+import pytest
+
+from tests.support.flow import Flow
+from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.store import jobs
+
+
+async def leased(flow: Flow) -> jobs.Lease:
+    """One lease."""
+    await flow.saga_in(SagaStatus.IN_PROGRESS)
+    [lease] = await flow.claim()
+    return lease
+
+
+async def test_a_claim_leaves_subscriptions_that_are_busy_here(flow: Flow) -> None:
+    """Free slots are the worker's slots less what it has in flight; a full subscription is not in the way."""
+    busy = await flow.subscribe("busy")
+    idle = await flow.subscribe("idle")
+    for _ in range(10):
+        await flow.publish("busy")
+    for _ in range(3):
+        await flow.publish("idle")
+    await flow.route()
+    await flow.start()
+
+    async def claimed(used: int) -> list[int]:
+        leases = await jobs.claim(flow.daemon, "worker", 4, 60, 2, {busy: used})
+        await jobs.release(flow.daemon, leases)
+        return sorted(lease.subscription_id for lease in leases)
+
+    assert await claimed(2) == [idle, idle]
+    assert await claimed(1) == [busy, idle, idle]
+    assert await claimed(0) == [busy, busy, idle, idle]
+
+
+async def test_a_claim_goes_on_from_its_mark_and_misses_nothing(flow: Flow) -> None:
+    """The mark is the oldest job still waiting, taken or not."""
+    await flow.subscribe()
+    for _ in range(6):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    mark, seen = 0, []
+    while leases := await jobs.claim(flow.daemon, "worker", 2, 60, 10, first_job_id=mark):
+        seen += [lease.job_id for lease in leases]
+        mark = leases[0].resume_from
+    assert sorted(seen) == list(range(min(seen), min(seen) + 6))
+
+
+async def test_a_delivery_has_what_is_to_be_sent(flow: Flow) -> None:
+    """The payload's very text, the correlation id, the secret, the headers."""
+    created = await flow.daemon.fetchrow(
+        "select * from webhookd.create_subscription('order.created', 'https://receiver.example/', "
+        """headers => '{"X-Team": "seven"}')"""
+    )
+    assert created is not None
+    await flow.verify(created["subscription_id"])
+    await flow.daemon.fetchval(
+        "select webhookd.publish('order.created', $1, correlation_id => 'trace-7')",
+        '{ "b":1.10, "a" : "\\u0000é" }',
+    )
+    await flow.route()
+    await flow.start()
+    leases = await flow.claim()
+    [delivery] = await jobs.load(flow.daemon, leases)
+    assert delivery == jobs.Delivery(
+        leases[0].job_id,
+        "order.created",
+        '{ "b":1.10, "a" : "\\u0000é" }',
+        "trace-7",
+        [created["signing_secret"]],
+        '{"X-Team": "seven"}',
+    )
+    await jobs.release(flow.daemon, leases)
+    assert await jobs.load(flow.daemon, leases) == []
+
+
+async def test_an_expired_lease_that_nobody_took_still_reports(flow: Flow) -> None:
+    """The token decides, not the clock."""
+    lease = await leased(flow)
+    await flow.expire_lease(lease.job_id)
+    assert await flow.report(lease) is ReportVerdict.ACCEPTED
+
+
+async def test_a_released_job_is_pending_and_not_counted(flow: Flow) -> None:
+    """Handing back is no reset; who handed it back cannot report it."""
+    lease = await leased(flow)
+    assert await jobs.release(flow.daemon, [lease]) == [lease.job_id]
+    assert await jobs.release(flow.daemon, [lease]) == []
+    assert await flow.report(lease) is ReportVerdict.STALE
+    [again] = await flow.claim()
+    assert (again.job_id, again.lease_resets, again.attempt) == (lease.job_id, 0, 1)
+    assert again.lease_token != lease.lease_token
+
+
+async def test_a_job_that_keeps_killing_its_workers_ends(flow: Flow) -> None:
+    """After so many resets the next expiry fails it, without its token; the saga counts an attempt."""
+    saga_id = await flow.saga_in(SagaStatus.IN_PROGRESS)
+    for resets in range(3):
+        [lease] = await flow.claim()
+        assert lease.lease_resets == resets
+        await flow.expire_lease(lease.job_id)
+        [reset] = await jobs.reset_expired(flow.daemon, 10, max_lease_resets=2)
+    assert (reset.status, reset.lease_resets) == (JobStatus.FAILED, 2)
+    assert await flow.report(lease) is ReportVerdict.STALE
+    [failed] = await flow.apply()
+    assert (failed.saga_id, failed.error_code, failed.attempt_count) == (saga_id, "LEASE_EXPIRED", 1)
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "error_code"),
+    [
+        pytest.param({"response_status": 204}, "Completed", None, id="2xx"),
+        pytest.param({"response_status": 302}, "Failed", "HTTP_302", id="not 2xx"),
+        pytest.param({"error_code": "TIMEOUT"}, "Failed", "TIMEOUT", id="no answer"),
+        pytest.param(
+            {"response_status": 200, "error_code": "TIMEOUT"}, "Failed", "TIMEOUT", id="half an answer"
+        ),
+        pytest.param({}, "Failed", "INTERNAL", id="nothing at all"),
+        pytest.param({"error_code": ""}, "Failed", "INTERNAL", id="an empty code"),
+        pytest.param({"error_code": "X" * 300}, "Failed", "X" * 100, id="a long code"),
+        pytest.param({"response_status": -1}, "Failed", "HTTP_-1", id="a status that is none"),
+        pytest.param(
+            {"response_status": 500, "response_excerpt": b"\x00\xff" * 9000}, "Failed", "HTTP_500", id="bytes"
+        ),
+        pytest.param({"response_status": 500, "duration_ms": -5}, "Failed", "HTTP_500", id="a negative time"),
+        pytest.param(
+            {"response_status": 500, "retry_after_seconds": float("nan")},
+            "Failed",
+            "HTTP_500",
+            id="no number",
+        ),
+        pytest.param(
+            {"response_status": 500, "retry_after_seconds": float("inf")}, "Failed", "HTTP_500", id="for ever"
+        ),
+        pytest.param(
+            {"response_status": 500, "retry_after_seconds": -1.0}, "Failed", "HTTP_500", id="in the past"
+        ),
+    ],
+)
+async def test_no_answer_is_unstorable(
+    flow: Flow, report: dict[str, object], status: str, error_code: str | None
+) -> None:
+    """Whatever is reported is stored and applied: a result that could not be would be sent for ever."""
+    lease = await leased(flow)
+    verdicts = await jobs.report(flow.daemon, [jobs.Report(lease.job_id, lease.lease_token, **report)])  # type: ignore[arg-type]
+    assert verdicts == {lease.job_id: ReportVerdict.ACCEPTED}
+    job = await flow.daemon.fetchrow("select status, error_code from webhookd.webhook_delivery_jobs")
+    assert job is not None
+    assert tuple(job) == (status, error_code)
+    [applied] = await flow.apply()
+    assert applied.problem is None
+
+
+async def test_verdicts_of_a_batch_are_each_its_own(flow: Flow) -> None:
+    """One stale, one unknown and one repeated report leave the others accepted."""
+    await flow.subscribe()
+    for _ in range(4):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    fresh, repeated, lost, wrong = sorted(await flow.claim())
+    await flow.report(repeated)
+    await jobs.release(flow.daemon, [lost])
+    unknown = wrong._replace(job_id=10**9)
+    verdicts = await jobs.report(
+        flow.daemon,
+        [
+            jobs.Report(lease.job_id, lease.lease_token, 200)
+            for lease in (fresh, repeated, lost, wrong._replace(lease_token=uuid4()), unknown)
+        ],
+    )
+    assert verdicts == {
+        fresh.job_id: ReportVerdict.ACCEPTED,
+        repeated.job_id: ReportVerdict.DUPLICATE,
+        lost.job_id: ReportVerdict.STALE,
+        wrong.job_id: ReportVerdict.STALE,
+        unknown.job_id: ReportVerdict.UNKNOWN,
+    }

@@ -1,0 +1,322 @@
+"""What the orchestrator decides: delays, limits, windows, who is failing, and what one bad row may do."""
+
+import hashlib
+import math
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.flow import POLICY, Flow
+from webhookd.model.states import SagaStatus
+from webhookd.store import jobs, sagas
+
+
+def backoff_seconds(
+    saga_id: int, attempt: int, policy: sagas.RetryPolicy, retry_after_seconds: float | None
+) -> float:
+    """The formula of the documentation, in Python."""
+    digest = hashlib.sha256(f"{saga_id}:{attempt}".encode()).hexdigest()
+    spread = int(digest[:13], 16) / 2**52
+    exponential = (
+        policy.base_delay_seconds * 2.0 ** min(max(attempt - 1, 0), 62) * (1 + policy.jitter * spread)
+    )
+    return min(policy.max_delay_seconds, max(retry_after_seconds or 0, exponential))
+
+
+POLICIES = st.builds(
+    sagas.RetryPolicy, st.just(5), st.floats(0, 31536000), st.floats(0, 31536000), st.floats(0, 1)
+)
+ATTEMPTS = st.integers(1, 20) | st.integers(1, 2**31 - 1)
+RETRY_AFTERS = st.none() | st.floats(0, 31536000)
+
+
+# The examples share one database, which none of them changes.
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 2**62), ATTEMPTS, POLICIES, RETRY_AFTERS)
+async def test_the_delay_is_the_documented_formula(
+    flow: Flow, saga_id: int, attempt: int, policy: sagas.RetryPolicy, retry_after_seconds: float | None
+) -> None:
+    """Any policy, any attempt: PostgreSQL and the formula agree, and nothing is out of range."""
+    delay: timedelta = await flow.superuser.fetchval(
+        "select webhookd.backoff($1, $2, $3, $4, $5, $6)", saga_id, attempt, *policy[1:], retry_after_seconds
+    )
+    expected = backoff_seconds(saga_id, attempt, policy, retry_after_seconds)
+    # A double is taken over with fifteen digits, and an interval counts microseconds.
+    assert math.isclose(delay.total_seconds(), expected, rel_tol=1e-14, abs_tol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("policy", "retry_after_seconds", "expected_seconds"),
+    [
+        pytest.param(POLICY._replace(base_delay_seconds=30), None, 30, id="the base delay first"),
+        pytest.param(POLICY._replace(base_delay_seconds=30), 100, 100, id="the endpoint asks for longer"),
+        pytest.param(POLICY._replace(base_delay_seconds=30), 10, 30, id="the endpoint asks for less"),
+        pytest.param(POLICY._replace(base_delay_seconds=30), 1e9, 3600, id="the endpoint asks for too long"),
+        pytest.param(
+            POLICY._replace(base_delay_seconds=30, max_delay_seconds=20), None, 20, id="the cap is below"
+        ),
+    ],
+)
+async def test_a_retry_is_due_after_its_delay(
+    flow: Flow, policy: sagas.RetryPolicy, retry_after_seconds: float | None, expected_seconds: float
+) -> None:
+    """The saga decides when, from its policy and from what the worker reported as Retry-After."""
+    await flow.saga_in(SagaStatus.IN_PROGRESS)
+    [lease] = await flow.claim()
+    report = jobs.Report(lease.job_id, lease.lease_token, 503, retry_after_seconds=retry_after_seconds)
+    await jobs.report(flow.daemon, [report])
+    [retried] = await flow.apply(policy)
+    applied_at = await flow.daemon.fetchval("select result_applied_at from webhookd.webhook_delivery_jobs")
+    assert retried.next_attempt_at - applied_at == timedelta(seconds=expected_seconds)
+    assert await flow.start() == []
+
+
+async def test_a_subscriptions_own_policy_comes_first(flow: Flow) -> None:
+    """Its own delay and its own limit, whatever the configuration says."""
+    await flow.subscribe(max_attempts=2, base_delay_seconds=7)
+    await flow.publish()
+    await flow.route()
+    [retried] = await flow.attempt(500)
+    applied_at = await flow.daemon.fetchval("select result_applied_at from webhookd.webhook_delivery_jobs")
+    assert retried.next_attempt_at - applied_at == timedelta(seconds=7)
+    await flow.superuser.execute("update webhookd.webhook_delivery_sagas set next_attempt_at = now()")
+    [buried] = await flow.attempt(500)
+    assert (buried.status, buried.attempt_count) == (SagaStatus.DEAD_LETTERED, 2)
+
+
+async def test_a_retry_at_once_has_a_key_of_its_own(flow: Flow) -> None:
+    """With no delay at all, and a clock that went back, attempts differ by their attempt_at."""
+    await flow.saga_in(SagaStatus.PENDING)
+    ahead = datetime.now(UTC) + timedelta(hours=1)
+    # Scheduled by a clock that was an hour ahead; then the job is made as if it were due.
+    await flow.superuser.execute("update webhookd.webhook_delivery_sagas set next_attempt_at = $1", ahead)
+    await flow.superuser.execute(
+        """
+        with moved as (
+            update webhookd.webhook_delivery_sagas set status = 'InProgress'
+            returning id, subscription_id, next_attempt_at)
+        insert into webhookd.webhook_delivery_jobs (saga_id, subscription_id, attempt_at) select * from moved
+        """
+    )
+    [lease] = await flow.claim()
+    await flow.report(lease, 500)
+    [retried] = await flow.apply()
+    assert retried.next_attempt_at == ahead + timedelta(microseconds=1)
+
+
+async def test_a_limit_lowered_buries_what_has_reached_it(flow: Flow) -> None:
+    """The sweep takes waiting sagas, held ones too, in batches, and keeps their error and due time."""
+    first = await flow.saga_in(SagaStatus.PENDING_RETRY)
+    paused = await flow.daemon.fetchval("select max(id) from webhookd.subscriptions")
+    second = await flow.saga_in(SagaStatus.PENDING_RETRY, subscription_id=paused)
+    await flow.superuser.execute("update webhookd.subscriptions set active = false")
+    due_times = "select array_agg(next_attempt_at order by id) from webhookd.webhook_delivery_sagas"
+    before = await flow.daemon.fetchval(due_times)
+
+    assert (await sagas.dead_letter_exhausted(flow.daemon, 0, 10, max_attempts=5)).dead_lettered == []
+    swept: list[sagas.Transition] = []
+    last_saga_id: int | None = 0
+    while last_saga_id is not None:
+        last_saga_id, buried = await sagas.dead_letter_exhausted(flow.daemon, last_saga_id, 1, max_attempts=1)
+        swept += buried
+    assert {transition.saga_id for transition in swept} >= {first, second}
+    assert {transition.error_code for transition in swept} == {"HTTP_500"}
+    assert await flow.daemon.fetchval(due_times) == before
+
+
+async def test_a_saga_past_its_limit_is_buried_when_it_falls_due(flow: Flow) -> None:
+    """Without a sweep: the tick that would have started it buries it, and makes no job."""
+    saga_id = await flow.saga_in(SagaStatus.PENDING_RETRY)
+    [started] = await flow.start(max_attempts=1)
+    assert (started.started, [dead.saga_id for dead in started.dead_lettered]) == (0, [saga_id])
+    assert await flow.daemon.fetchval("select count(*) from webhookd.webhook_delivery_jobs") == 1
+
+
+async def test_a_flood_does_not_keep_others_waiting(flow: Flow) -> None:
+    """Each gets its quota in a tick, however much one of them has, and never more than its window."""
+    flooded = await flow.subscribe("flood")
+    small = [await flow.subscribe("drop") for _ in range(3)]
+    for _ in range(50):
+        await flow.publish("flood")
+    await flow.publish("drop")
+    await flow.route()
+    started = {one.subscription_id: one for one in await flow.start(quota=4, window=6)}
+    assert {one: started[one].started for one in (flooded, *small)} == {flooded: 4} | dict.fromkeys(small, 1)
+    assert started[small[0]].drained
+    assert not started[flooded].drained
+    [again] = await flow.start(quota=4, window=6)
+    assert (again.subscription_id, again.started, again.active) == (flooded, 2, 6)
+
+
+async def test_jobs_are_made_in_turns(flow: Flow) -> None:
+    """A claim goes by id: whoever has little is not behind another's whole window."""
+    first, second = await flow.subscribe("first"), await flow.subscribe("second")
+    for _ in range(3):
+        await flow.publish("first")
+    for _ in range(2):
+        await flow.publish("second")
+    await flow.route()
+    await flow.start([second, first])
+    made = await flow.daemon.fetch("select subscription_id from webhookd.webhook_delivery_jobs order by id")
+    assert [row[0] for row in made] == [first, second, first, second, first]
+
+
+async def test_marks_pass_over_nothing_that_is_due(flow: Flow) -> None:
+    """A tick that is given the last one's marks goes on where that stopped."""
+    subscription_id = await flow.subscribe()
+    for _ in range(5):
+        await flow.publish()
+    await flow.route()
+    share = sagas.Share(subscription_id, quota=2)
+    total = 0
+    for _ in range(3):
+        [started] = await sagas.start(flow.daemon, [share], 64, 5)
+        total += started.started
+        share = sagas.Share(subscription_id, 2, started.next_saga_mark, started.next_job_mark)
+    assert (total, started.active) == (5, 5)
+
+
+async def test_an_endpoint_that_keeps_failing_is_probed_one_at_a_time(flow: Flow) -> None:
+    """From the n-th failure in a row on: one active job, one lease; a success ends it."""
+    subscription_id = await flow.subscribe()
+    for _ in range(6):
+        await flow.publish()
+    await flow.route()
+    await flow.start(quota=4)
+    for lease in await flow.claim(wanted=3):
+        await flow.report(lease, 500)
+    await flow.apply(failing_after=3)
+    health = await flow.daemon.fetchrow("select * from webhookd.endpoint_health")
+    assert health is not None
+    assert (health["consecutive_failures"], health["last_error_code"]) == (3, "HTTP_500")
+    assert health["failing_since"] is not None
+
+    # One job was made before it was failing: the window of one is full, and that job is the probe.
+    [tick] = await flow.start([subscription_id])
+    assert (tick.started, tick.active, tick.drained) == (0, 1, False)
+    [probe] = await flow.claim()
+    assert await flow.claim() == []
+    await flow.report(probe, 200)
+    await flow.apply(failing_after=3)
+    health = await flow.daemon.fetchrow("select * from webhookd.endpoint_health")
+    assert health is not None
+    assert (health["consecutive_failures"], health["failing_since"]) == (0, None)
+    [tick] = await flow.start()
+    assert tick.started == 5
+    assert len(await flow.claim()) == 5
+
+
+async def test_jobs_made_before_an_endpoint_failed_are_leased_one_at_a_time(flow: Flow) -> None:
+    """The probe is one request, also when a whole window of jobs is waiting, and others pass them by."""
+    await flow.subscribe("bad")
+    for _ in range(5):
+        await flow.publish("bad")
+    await flow.route()
+    await flow.start()
+    [lease] = await flow.claim(wanted=1)
+    await flow.report(lease, 500)
+    await flow.apply(failing_after=1)
+    other = await flow.subscribe("good")
+    await flow.publish("good")
+    await flow.route()
+    await flow.start()
+    leased = await flow.claim()
+    assert len(leased) == 2
+    assert other in {lease.subscription_id for lease in leased}
+    assert await flow.claim() == []
+
+
+async def test_our_own_faults_are_not_the_endpoints(flow: Flow) -> None:
+    """A worker that dies or breaks says nothing about the endpoint."""
+    await flow.saga_in(SagaStatus.IN_PROGRESS)
+    [lease] = await flow.claim()
+    await jobs.report(flow.daemon, [jobs.Report(lease.job_id, lease.lease_token, error_code="INTERNAL")])
+    await flow.apply()
+    await flow.start()
+    [lease] = await flow.claim()
+    await flow.expire_lease(lease.job_id)
+    await jobs.reset_expired(flow.daemon, 1, max_lease_resets=0)
+    [lost] = await flow.apply()
+    assert (lost.error_code, lost.attempt_count) == ("LEASE_EXPIRED", 2)
+    assert await flow.daemon.fetch("select * from webhookd.endpoint_health") == []
+
+
+async def test_failures_and_successes_of_one_batch_count_in_their_order(flow: Flow) -> None:
+    """What counts in a row is what came after the last success."""
+    await flow.subscribe()
+    for _ in range(5):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    leases = sorted(await flow.claim())
+    for lease, answer in zip(leases, [500, 500, 200, 500, 503], strict=True):
+        await flow.report(lease, answer)
+    await flow.apply(failing_after=2)
+    health = await flow.daemon.fetchrow(
+        "select consecutive_failures, failing_since is not null, last_error_code "
+        "from webhookd.endpoint_health"
+    )
+    assert health is not None
+    assert tuple(health) == (2, True, "HTTP_503")
+
+
+async def test_one_bad_row_harms_nothing_but_itself(flow: Flow) -> None:
+    """A result that cannot be applied is named; the others are applied, and it can be passed over."""
+    await flow.subscribe()
+    for _ in range(3):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    leases = sorted(await flow.claim())
+    for lease in leases:
+        await flow.report(lease, 500)
+    # The second saga's counter is at its end: adding one to it is an error of the data.
+    bad = leases[1]
+    await flow.superuser.execute("set session_replication_role = replica")
+    await flow.superuser.execute(
+        "update webhookd.webhook_delivery_sagas set attempt_count = 2147483647 where id = $1", bad.saga_id
+    )
+    applied = {transition.job_id: transition for transition in await flow.apply()}
+    assert applied[bad.job_id].status is None
+    assert "out of range" in (applied[bad.job_id].problem or "")
+    assert {applied[leases[0].job_id].status, applied[leases[2].job_id].status} == {SagaStatus.PENDING_RETRY}
+    assert [transition.job_id for transition in await flow.apply()] == [bad.job_id]
+    assert await sagas.apply_results(flow.daemon, 10, POLICY, 10, excluded_job_ids=[bad.job_id]) == []
+
+
+async def test_a_result_for_a_saga_that_is_not_in_progress_is_left(flow: Flow) -> None:
+    """It is named, not applied, and in nobody's way."""
+    await flow.subscribe()
+    for _ in range(2):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    first, second = sorted(await flow.claim())
+    for lease in (first, second):
+        await flow.report(lease, 200)
+    await flow.superuser.execute("set session_replication_role = replica")
+    await flow.superuser.execute(
+        "update webhookd.webhook_delivery_sagas set status = 'Pending' where id = $1", first.saga_id
+    )
+    applied = {transition.job_id: transition for transition in await flow.apply()}
+    assert applied[second.job_id].status is SagaStatus.COMPLETED
+    assert applied[first.job_id].problem == "its saga is Pending, not InProgress"
+    assert await flow.saga_status(first.saga_id) is SagaStatus.PENDING
+
+
+async def test_the_oldest_due_of_each_subscription(flow: Flow) -> None:
+    """The ring is filled by those that have something due and may deliver, in pages."""
+    ids = [await flow.subscribe() for _ in range(4)]
+    await flow.publish()
+    await flow.route()
+    await flow.superuser.execute("update webhookd.subscriptions set active = false where id = $1", ids[1])
+    await flow.superuser.execute(
+        "update webhookd.webhook_delivery_sagas set next_attempt_at = now() + interval '1 hour' "
+        "where subscription_id = $1",
+        ids[2],
+    )
+    assert [one for one, _ in await sagas.due_subscriptions(flow.daemon, 0, 10)] == [ids[0], ids[3]]
+    assert [one for one, _ in await sagas.due_subscriptions(flow.daemon, 0, 1)] == [ids[0]]
+    assert [one for one, _ in await sagas.due_subscriptions(flow.daemon, ids[0], 10)] == [ids[3]]
