@@ -44,14 +44,16 @@ create or replace trigger dead_letters_immutable before update or delete or trun
 -- The wake-up is throttled by session, because NOTIFY takes a cluster-wide lock at commit (19,000 single-row
 -- commits a second became 3,700): who hears one looks again 50 ms later. Through a shared row it would
 -- serialise every application that publishes. A transaction that stays open after its session's last wake-up is
--- found by polling. The mark is undone with its transaction, as is the NOTIFY.
+-- found by polling. The mark is undone with its transaction, as is the NOTIFY. A session that uses PREPARE TRANSACTION,
+-- which PostgreSQL refuses after a NOTIFY, says SET webhookd.woken_at = 'infinity' and is found by polling.
 create or replace function webhookd.enqueue_events() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    woken_at constant timestamptz := coalesce(nullif(current_setting('webhookd.woken_at', true), ''), '-infinity');
 begin
     insert into event_routing_queue (event_id) select id from new_events;
-    if coalesce(nullif(current_setting('webhookd.woken_at', true), '')::timestamptz, '-infinity')
-        not between clock_timestamp() - interval '50 milliseconds' and clock_timestamp()
-    then
+    -- A mark ahead of the clock means that the clock was set back.
+    if woken_at not between clock_timestamp() - interval '50 milliseconds' and clock_timestamp() and woken_at <> 'infinity' then
         perform pg_notify('webhookd_events', '');
         perform set_config('webhookd.woken_at', clock_timestamp()::text, false);
     end if;

@@ -279,10 +279,14 @@ $$;
 -- be applied comes back with a `problem` and no status. The caller logs it, counts it, and passes its id in
 -- `excluded_job_ids` until the next poll interval, so that it is not in the way. What is no row's fault (a deadlock,
 -- a full disk, a lock not got) is not caught.
--- Served by idx_job_unapplied; `first_job_id` is a low-water mark: the least id seen, 0 once every poll interval.
+--
+-- `reported_job_ids` are results the caller knows of: found by the primary key, so that it passes over nothing under a held
+-- snapshot and waits behind nobody. Null looks for any, oldest first, by idx_job_unapplied: once every poll interval, for
+-- those that other instances reported.
 create or replace function webhookd.apply_results(
     batch_size integer, max_attempts integer, base_delay_seconds double precision, max_delay_seconds double precision,
-    jitter double precision, failing_after integer, first_job_id bigint default 0, excluded_job_ids bigint[] default '{}')
+    jitter double precision, failing_after integer, reported_job_ids bigint[] default null,
+    excluded_job_ids bigint[] default '{}')
 returns setof webhookd.saga_transition
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
@@ -295,14 +299,20 @@ begin
     perform require(max_delay_seconds between 0 and 31536000, 'max_delay_seconds must be 0 to 31536000');
     perform require(jitter between 0 and 1, 'jitter must be 0 to 1');
     perform require(failing_after > 0, 'failing_after must be at least 1');
-    perform require(first_job_id is not null, 'first_job_id must not be null');
     perform require(excluded_job_ids is not null, 'excluded_job_ids must not be null');
 
-    job_ids := array(
-        select j.id from webhook_delivery_jobs j
-        where j.status in ('Completed', 'Failed') and j.result_applied_at is null
-            and j.id >= first_job_id and j.id <> all(excluded_job_ids)
-        order by j.id limit batch_size for update skip locked);
+    if reported_job_ids is null then
+        job_ids := array(
+            select j.id from webhook_delivery_jobs j
+            where j.status in ('Completed', 'Failed') and j.result_applied_at is null and j.id <> all(excluded_job_ids)
+            order by j.id limit batch_size for update skip locked);
+    else
+        job_ids := array(
+            select j.id from webhook_delivery_jobs j
+            where j.id = any(reported_job_ids) and j.finished_at is not null and j.result_applied_at is null
+                and j.id <> all(excluded_job_ids)
+            order by j.id limit batch_size for update skip locked);
+    end if;
     if job_ids = '{}' then
         return;
     end if;
@@ -328,4 +338,4 @@ begin
 end
 $$;
 grant execute on function webhookd.apply_results(
-    integer, integer, double precision, double precision, double precision, integer, bigint, bigint[]) to webhookd_app;
+    integer, integer, double precision, double precision, double precision, integer, bigint[], bigint[]) to webhookd_app;

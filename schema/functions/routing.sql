@@ -9,6 +9,8 @@ create or replace function webhookd.route_events(batch_size integer, first_event
 returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
+declare
+    last_taken_id bigint;
 begin
     perform require(batch_size > 0, 'batch_size must be at least 1');
     perform require(first_event_id is not null, 'first_event_id must not be null');
@@ -27,12 +29,13 @@ begin
         delete from event_routing_queue q where q.event_id = any(array(select t.event_id from taken t)) returning 1
     )
     select (select count(*) from done), (select count(*) from routed),
-           coalesce((select array_agg(distinct r.subscription_id) from routed r), '{}')
-    into events, sagas, subscription_ids;
+           coalesce((select array_agg(distinct r.subscription_id) from routed r), '{}'),
+           (select max(t.event_id) from taken t)
+    into events, sagas, subscription_ids, last_taken_id;
 
     select q.event_id into next_event_id from event_routing_queue q where q.event_id >= first_event_id
     order by q.event_id limit 1;
-    next_event_id := coalesce(next_event_id, first_event_id);
+    next_event_id := coalesce(next_event_id, last_taken_id + 1, first_event_id);
     return next;
 end
 $$;

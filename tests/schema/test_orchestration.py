@@ -306,6 +306,26 @@ async def test_a_result_for_a_saga_that_is_not_in_progress_is_left(flow: Flow) -
     assert await flow.saga_status(first.saga_id) is SagaStatus.PENDING
 
 
+async def test_results_that_are_known_are_applied_by_name(flow: Flow) -> None:
+    """Those named and no others; one that is unknown, not reported or applied already changes nothing."""
+    await flow.subscribe()
+    for _ in range(4):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    first, second, third, fourth = sorted(await flow.claim())
+    for lease in (first, second, third):
+        await flow.report(lease)
+    named = [third.job_id, fourth.job_id, 10**9]
+    applied = await sagas.apply_results(flow.daemon, 10, POLICY, 10, reported_job_ids=named)
+    assert [transition.job_id for transition in applied] == [third.job_id]
+    assert await sagas.apply_results(flow.daemon, 10, POLICY, 10, reported_job_ids=named) == []
+    assert sorted(transition.job_id or 0 for transition in await flow.apply()) == [
+        first.job_id,
+        second.job_id,
+    ]
+
+
 async def test_the_oldest_due_of_each_subscription(flow: Flow) -> None:
     """The ring is filled by those that have something due and may deliver, in pages."""
     ids = [await flow.subscribe() for _ in range(4)]

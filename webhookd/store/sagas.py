@@ -96,16 +96,16 @@ async def apply_results(
     batch_size: int,
     policy: RetryPolicy,
     failing_after: int,
-    first_job_id: int = 0,
+    reported_job_ids: Sequence[int] | None = None,
     excluded_job_ids: Sequence[int] = (),
 ) -> list[Transition]:
-    """Apply reported results, each once."""
+    """Apply results, each once: those the caller knows of, or the oldest there are."""
     rows = await connection.fetch(
         "select * from webhookd.apply_results($1, $2, $3, $4, $5, $6, $7, $8)",
         batch_size,
         *policy,
         failing_after,
-        first_job_id,
+        None if reported_job_ids is None else list(reported_job_ids),
         list(excluded_job_ids),
     )
     return [_transition(row) for row in rows]

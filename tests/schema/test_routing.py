@@ -1,0 +1,40 @@
+"""Events to sagas: who gets what, and the marks of a queue."""
+
+from tests.support.flow import Flow
+from webhookd.store import routing
+
+
+async def test_an_event_goes_to_those_who_may_have_it(flow: Flow) -> None:
+    """Of its type, active and verified when it is routed: neither before nor after."""
+    wanted = await flow.subscribe()
+    await flow.subscribe("another.type")
+    await flow.subscribe(verified=False)
+    paused = await flow.subscribe()
+    await flow.publish()
+    await flow.superuser.execute("update webhookd.subscriptions set active = false where id = $1", paused)
+    routed = await flow.route()
+    assert (routed.events, routed.sagas, routed.subscription_ids) == (1, 1, [wanted])
+    await flow.superuser.execute("update webhookd.subscriptions set active = true, verified = true")
+    assert (await flow.route()).events == 0
+
+
+async def test_an_event_that_matches_nothing_leaves_the_queue(flow: Flow) -> None:
+    """It is routed, to nobody: a later subscription does not get old events."""
+    await flow.publish()
+    assert (await flow.route())[:3] == (1, 0, [])
+    await flow.subscribe()
+    assert (await flow.route())[:3] == (0, 0, [])
+
+
+async def test_marks_pass_over_what_is_done_and_nothing_else(flow: Flow) -> None:
+    """The mark is the oldest event left, or one past the newest taken."""
+    await flow.subscribe()
+    ids = [await flow.publish() for _ in range(3)]
+    first = await routing.route(flow.daemon, 2)
+    assert (first.events, first.next_event_id) == (2, ids[2])
+    second = await routing.route(flow.daemon, 2, first.next_event_id)
+    assert (second.events, second.next_event_id) == (1, ids[2] + 1)
+    # One that committed late lies behind the mark: it is found by who starts at the beginning.
+    await flow.superuser.execute("insert into webhookd.event_routing_queue values ($1)", ids[0])
+    assert (await routing.route(flow.daemon, 2, second.next_event_id)).events == 0
+    assert (await routing.route(flow.daemon, 2)).events == 1
