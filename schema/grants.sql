@@ -22,6 +22,7 @@ grant select, insert on webhookd.webhook_delivery_sagas to router_worker;
 
 grant select on webhookd.events, webhookd.subscriptions to saga_orchestrator;
 grant select, insert, update on webhookd.endpoint_health to saga_orchestrator;
+grant select, update on webhookd.orchestration_turn to saga_orchestrator;
 grant select, update on webhookd.webhook_delivery_sagas to saga_orchestrator;
 grant select, insert, update on webhookd.webhook_delivery_jobs to saga_orchestrator;
 

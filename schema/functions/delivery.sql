@@ -59,10 +59,15 @@ begin
         return;
     end if;
 
-    -- A probe is one request in the cluster: who gets the subscription's lock looks again, in a snapshot after the lock.
+    -- A probe is one request in the cluster. Whoever locks the subscription's oldest active job, the same for all, may
+    -- look again, in a snapshot after the lock, whether one is out. (No advisory lock: any login could take and keep it.)
     if failing_ids <> '{}' then
-        probe_ids := array(select f.id from unnest(failing_ids) as f (id)
-                           where pg_try_advisory_xact_lock(hashtext('webhookd probe'), hashint8(f.id)));
+        probe_ids := array(
+            select j.subscription_id from webhook_delivery_jobs j
+            where j.id = any(array(select (select min(a.id) from webhook_delivery_jobs a
+                                           where a.subscription_id = f.id and a.status in ('Pending', 'Leased'))
+                                   from unnest(failing_ids) as f (id)))
+            for update skip locked);
         probe_ids := array(select p.id from unnest(probe_ids) as p (id)
                            where not exists (select from webhook_delivery_jobs l
                                              where l.subscription_id = p.id and l.status = 'Leased'));

@@ -218,7 +218,8 @@ create or replace trigger job_transition before update on webhookd.webhook_deliv
                     new.lease_resets in (old.lease_resets, old.lease_resets + 1)
                 -- reported by its holder, or given up by the reaper, which clears the token
                 when old.status = 'Leased' and new.status in ('Completed', 'Failed') then
-                    new.lease_resets = old.lease_resets
+                    (new.worker_id, new.lease_resets) is not distinct from (old.worker_id, old.lease_resets)
+                    and new.result_applied_at is null
                     and (new.lease_token is null or new.lease_token = old.lease_token)
                 else false
             end))

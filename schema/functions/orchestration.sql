@@ -54,9 +54,9 @@ $$;
 -- with 200,000 due of one, 5,000 with 40 each, and 500,000 of one beside 10,000: 10, 16 and 14 ms a tick of 500, where
 -- a scan over all subscriptions took 11, 49 and 99.
 --
--- Invariant: active jobs of a subscription <= its window, whoever ticks. One orchestrator at a time (try-lock: another
--- gets no rows, not a wait), and the lock is taken in a statement before the count: a snapshot older than the lock
--- would not see what its last holder started.
+-- Invariant: active jobs of a subscription <= its window, whoever ticks. One orchestrator at a time (another gets no
+-- rows, not a wait), and the turn is taken in a statement before the count: a snapshot older than the lock would not
+-- see what its last holder started.
 --
 -- A waiting saga that has reached the limit is dead-lettered instead, when it falls due (a reload sweeps at once).
 -- Marks are hints that spare dead rows in front: pass back the next ones, and null every poll interval.
@@ -86,7 +86,8 @@ begin
     perform require(subscription_window > 0, 'subscription_window must be at least 1');
     perform require(max_attempts > 0, 'max_attempts must be at least 1');
 
-    if not pg_try_advisory_xact_lock(hashtext('webhookd'), hashtext('start_due_sagas')) then
+    perform from orchestration_turn for update skip locked;
+    if not found then
         return;
     end if;
 

@@ -18,6 +18,7 @@ create table webhookd.events (
     payload         json not null,
     idempotency_key varchar(255) collate "C",
     correlation_id  varchar(255) collate "C",
+    constraint created_at_is_a_time check (isfinite(created_at)),
     constraint event_type_form check (event_type ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$'),
     constraint idempotency_key_form check (idempotency_key ~ '^[^[:cntrl:]]+$'),
     -- It travels in a header.
@@ -159,11 +160,15 @@ create table webhookd.webhook_delivery_jobs (
         or (lease_until is not null and lease_token is not null and worker_id is not null)),
     constraint finished_when_terminal check ((status in ('Completed', 'Failed')) = (finished_at is not null)),
     constraint completed_is_2xx check (status <> 'Completed'
-        or (response_status between 200 and 299 and error_code is null and lease_token is not null)),
+        or (response_status is not null and response_status between 200 and 299
+            and error_code is null and lease_token is not null)),
     constraint failed_has_error check (status <> 'Failed' or error_code is not null),
     constraint active_has_no_result check (status in ('Completed', 'Failed')
-        or (response_status is null and error_code is null and result_applied_at is null)),
+        or (response_status is null and error_code is null and result_applied_at is null
+            and duration_ms is null and retry_after_seconds is null and response_excerpt is null)),
     constraint lease_resets_range check (lease_resets >= 0),
+    constraint duration_range check (duration_ms >= 0),
+    constraint retry_after_range check (retry_after_seconds between 0 and 31536000),
     constraint response_excerpt_bound check (octet_length(response_excerpt) <= 4096)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
@@ -206,6 +211,13 @@ alter table webhookd.webhook_delivery_sagas
     add constraint saga_of_dead_letter foreign key (dead_letter_id, event_id, subscription_id)
     references webhookd.dead_letters (id, event_id, subscription_id);
 
+
+-- Whose turn it is to make jobs: one row, locked for the length of a tick. A row and not an advisory lock, which any
+-- login of the database could take and keep.
+create table webhookd.orchestration_turn (
+    only_row boolean primary key default true check (only_row)
+);
+insert into webhookd.orchestration_turn default values;
 
 -- What the orchestrator did to a saga, as its functions hand it to their caller.
 create type webhookd.saga_transition as (

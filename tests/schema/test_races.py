@@ -316,18 +316,14 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened | Dropped]] = {
     ],
     two_orchestrators: [
         Weakened(
-            "start_due_sagas",
-            "not pg_try_advisory_xact_lock(hashtext('webhookd'), hashtext('start_due_sagas'))",
-            "false",
+            "start_due_sagas", "from orchestration_turn for update skip locked", "from orchestration_turn"
         ),
     ],
     a_sweep_and_a_start: [Weakened("start_due_sagas", SKIP_LOCKED)],
     a_start_and_a_sweep: [Weakened("dead_letter_exhausted", SKIP_LOCKED)],
     two_claimers: [Weakened("claim_jobs", SKIP_LOCKED), Weakened("claim_jobs", "for update skip locked")],
     two_probes: [
-        Weakened(
-            "claim_jobs", "pg_try_advisory_xact_lock(hashtext('webhookd probe'), hashint8(f.id))", "true"
-        ),
+        Weakened("claim_jobs", "for update skip locked);", ");"),
         Weakened("claim_jobs", "when r.subscription_id = any(probe_ids) then 1 else 0", "else 1"),
     ],
     two_reapers: [Weakened("reset_expired_leases", SKIP_LOCKED)],

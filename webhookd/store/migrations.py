@@ -15,6 +15,7 @@ from webhookd.store.connection import Connection, connected
 from webhookd.store.schema_files import FunctionFile, Migration, Schema, shipped
 
 OLDEST_SERVER = 15
+LOCK_TIMEOUT_SECONDS = 60
 
 # Any number does, as long as every webhookd uses it. Transaction-scoped: it also holds behind PgBouncer.
 _LOCK_KEY = 0x77656268_6F6F6B64
@@ -76,6 +77,10 @@ async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
                 await connection.execute(schema.roles)
             async with connection.transaction():
                 return await _apply(connection, schema)
+        except asyncpg.LockNotAvailableError as error:
+            raise SchemaProblem(
+                f"another migration or an open transaction was in the way for {LOCK_TIMEOUT_SECONDS} s"
+            ) from error
         except asyncpg.InsufficientPrivilegeError as error:
             raise SchemaProblem(
                 f"this login may not migrate: {error} (it needs CREATEROLE, and CREATE on the database)"
@@ -118,6 +123,8 @@ def compare(schema: Schema, installed: Installed) -> Pending:
 
 
 async def _apply(connection: Connection, schema: Schema) -> Pending:
+    # Bounded, because any login of the database could take the lock and keep it.
+    await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_SECONDS}s'")
     await connection.execute("select pg_advisory_xact_lock($1)", _LOCK_KEY)
     # Again, under the lock: another may have been first.
     pending = compare(schema, await _installed(connection))

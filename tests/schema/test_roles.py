@@ -1,0 +1,620 @@
+"""Who may do what: the matrix of rights, shown by the catalog and by trying, and the rights of functions."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.catalog import refusal, undone
+from webhookd.model.states import SagaStatus
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection, Database, Login
+    from tests.support.flow import Flow
+
+DENIED = "42501"
+OWNER = "webhookd_owner"
+
+TABLES = {
+    "events": "events",
+    "subs": "subscriptions",
+    "secrets": "subscription_secrets",
+    "health": "endpoint_health",
+    "queue": "event_routing_queue",
+    "sagas": "webhook_delivery_sagas",
+    "jobs": "webhook_delivery_jobs",
+    "letters": "dead_letters",
+    "changes": "subscription_changes",
+    "steps": "schema_migrations",
+    "code": "schema_code",
+    "turn": "orchestration_turn",
+}
+PRIVILEGES = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE", "T": "TRUNCATE"}
+
+# The whole of it: S select, I insert, U update, D delete, T truncate.
+MATRIX = """
+                      events  subs   secrets  health  queue  sagas  jobs   letters  changes  steps  code   turn
+event_ingest_writer   SI      S      -        -       -      -      -      -        -        -      -      -
+webhookd_ingest       SI      -      -        -       -      -      -      -        -        -      -      -
+router_worker         S       S      -        -       SUD    SI     -      -        -        -      -      -
+saga_orchestrator     S       S      -        SIU     -      SU     SIU    -        -        -      -      SU
+job_worker            S       S      S        S       -      S      SU     -        -        -      -      -
+lease_cleaner         -       -      -        -       -      -      SU     -        -        -      -      -
+dead_letter_operator  S       S      -        -       -      SI     -      SI       -        -      -      -
+subscription_admin    -       SIU    SIU      S       -      -      -      -        -        -      -      -
+webhookd_reader       S       S      -        S       S      S      S      S        S        S      S      -
+webhookd_app          S       S      -        S       S      S      S      S        S        S      S      -
+webhookd_owner        SIUDT   SIUDT  SIUDT    SIUDT   SIUDT  SIUDT  SIUDT  SIUDT    SIUDT    SIUDT  SIUDT  SIUDT
+"""
+
+# Every function, its owner, and whose rights it runs with: its owner's (definer) or its caller's (invoker).
+FUNCTIONS = """
+publish                   webhookd_ingest       definer
+publish_many              webhookd_ingest       definer
+route_events              router_worker         definer
+due_subscriptions         saga_orchestrator     definer
+start_due_sagas           saga_orchestrator     definer
+apply_results             saga_orchestrator     definer
+dead_letter_exhausted     saga_orchestrator     definer
+settle                    saga_orchestrator     definer
+dead_letter_waiting       saga_orchestrator     definer
+claim_jobs                job_worker            definer
+load_deliveries           job_worker            definer
+report_results            job_worker            definer
+release_jobs              job_worker            definer
+reset_expired_leases      lease_cleaner         definer
+bury                      dead_letter_operator  definer
+requeue_dead_letter       dead_letter_operator  definer
+requeue_dead_letters      dead_letter_operator  definer
+create_subscription       subscription_admin    definer
+update_subscription       subscription_admin    definer
+begin_verification        subscription_admin    definer
+complete_verification     subscription_admin    definer
+rotate_secret             subscription_admin    definer
+check_subscription        subscription_admin    invoker
+lock_subscription         subscription_admin    invoker
+new_secret                subscription_admin    invoker
+require                   webhookd_owner        invoker
+backoff                   webhookd_owner        invoker
+is_event_type             webhookd_owner        invoker
+is_callback_url           webhookd_owner        invoker
+is_secret                 webhookd_owner        invoker
+live_secrets              webhookd_owner        invoker
+enqueue_events            webhookd_owner        definer
+log_subscription          webhookd_owner        definer
+refuse_past_attempt       webhookd_owner        definer
+require_dead_letter       webhookd_owner        definer
+require_saga_in_progress  webhookd_owner        definer
+require_true_snapshot     webhookd_owner        definer
+distrust_new_address      webhookd_owner        invoker
+refuse_change             webhookd_owner        invoker
+refuse_transition         webhookd_owner        invoker
+"""
+
+# What each role may call beside its own functions.
+CALLABLE: dict[str, set[str]] = {
+    "event_ingest_writer": {"publish", "publish_many"},
+    "webhookd_app": {
+        "publish",
+        "publish_many",
+        "route_events",
+        "due_subscriptions",
+        "start_due_sagas",
+        "apply_results",
+        "dead_letter_exhausted",
+        "claim_jobs",
+        "load_deliveries",
+        "report_results",
+        "release_jobs",
+        "reset_expired_leases",
+        "requeue_dead_letter",
+        "requeue_dead_letters",
+        "create_subscription",
+        "update_subscription",
+        "begin_verification",
+        "complete_verification",
+        "rotate_secret",
+    },
+    "webhookd_reader": set(),
+    "webhookd_ingest": {"require", "is_event_type"},
+    "router_worker": {"require"},
+    "saga_orchestrator": {"require", "backoff", "bury"},
+    "job_worker": {"require", "live_secrets"},
+    "lease_cleaner": {"require"},
+    "dead_letter_operator": {"require"},
+    "subscription_admin": {"require", "is_event_type", "is_callback_url", "is_secret", "live_secrets"},
+    "webhookd_owner": set(),
+}
+
+# What a login may do is what its role may; a stranger has none.
+ROLE_OF: "dict[Login, str | None]" = {
+    "daemon": "webhookd_app",
+    "application": "event_ingest_writer",
+    "reader": "webhookd_reader",
+    "stranger": None,
+}
+
+# A statement of each kind that needs the one right and changes nothing.
+ATTEMPTS = {
+    "S": "select 1 from {table} limit 0",
+    "I": "insert into {table} ({column}) select null where false",
+    "U": "update {table} set {column} = default where false",
+    "D": "delete from {table} where false",
+    "T": "truncate {table} cascade",
+}
+
+# Ways around the triggers and rights, which only an owner or a superuser has.
+DETOURS = [
+    "alter table webhookd.events disable trigger all",
+    "alter table webhookd.webhook_delivery_sagas add column intruder integer",
+    "drop table webhookd.dead_letters cascade",
+    "drop trigger saga_frozen on webhookd.webhook_delivery_sagas",
+    "create trigger intruder before insert on webhookd.events execute function webhookd.refuse_change()",
+    "create table webhookd.intruder ()",
+    "create function webhookd.intruder() returns integer language sql as 'select 1'",
+    "create or replace function webhookd.new_secret() returns text language sql as $$ select 'known' $$",
+    "set session_replication_role = replica",
+]
+
+# What one component's function may do, and another's may not: (statement, who may, who may not).
+MOVE_SAGAS = "update webhookd.webhook_delivery_sagas set updated_at = now()"
+MAKE_SAGAS = "insert into webhookd.webhook_delivery_sagas (event_id) select 1 where false"
+MAKE_JOBS = "insert into webhookd.webhook_delivery_jobs (saga_id) select 1 where false"
+CHANGE_JOBS = "update webhookd.webhook_delivery_jobs set lease_until = now()"
+WRITE_LETTERS = "insert into webhookd.dead_letters (saga_id) select 1 where false"
+CHANGE_SUBSCRIPTIONS = "update webhookd.subscriptions set updated_at = now()"
+EMPTY_QUEUE = "delete from webhookd.event_routing_queue"
+READ_SECRETS = "select secret from webhookd.subscription_secrets"
+OVERSTEPS = [
+    (MOVE_SAGAS, "saga_orchestrator", "job_worker"),
+    (MOVE_SAGAS, "saga_orchestrator", "lease_cleaner"),
+    (MOVE_SAGAS, "saga_orchestrator", "router_worker"),
+    (MOVE_SAGAS, "saga_orchestrator", "dead_letter_operator"),
+    (MAKE_SAGAS, "router_worker", "saga_orchestrator"),
+    (MAKE_JOBS, "saga_orchestrator", "job_worker"),
+    (CHANGE_JOBS, "lease_cleaner", "dead_letter_operator"),
+    (WRITE_LETTERS, "dead_letter_operator", "saga_orchestrator"),
+    (CHANGE_SUBSCRIPTIONS, "subscription_admin", "job_worker"),
+    (EMPTY_QUEUE, "router_worker", "webhookd_ingest"),
+    (READ_SECRETS, "job_worker", "saga_orchestrator"),
+]
+
+
+def parse_matrix(text: str) -> dict[str, dict[str, str]]:
+    """Role → table → the letters of its rights."""
+    header, *lines = [line.split() for line in text.strip().splitlines()]
+    return {
+        role: {TABLES[short]: cell.strip("-") for short, cell in zip(header, cells, strict=True)}
+        for role, *cells in lines
+    }
+
+
+def parse_functions(text: str) -> dict[str, tuple[str, str]]:
+    """Function → its owner, and whose rights it runs with."""
+    return {name: (owner, rights) for name, owner, rights in map(str.split, text.strip().splitlines())}
+
+
+EXPECTED = parse_matrix(MATRIX)
+OWNED = parse_functions(FUNCTIONS)
+ROLES = list(EXPECTED)
+# Rights come from grants, and triggers do not stand in the way: all but the owner.
+GRANTED = [role for role in ROLES if role != OWNER]
+NOTHING = dict.fromkeys(TABLES.values(), "")
+
+
+def callable_by(role: str | None) -> set[str]:
+    """What a role may call, its own functions included."""
+    if role is None:
+        return set()
+    return CALLABLE[role] | {name for name, (owner, _) in OWNED.items() if owner == role}
+
+
+async def table_columns(connection: "Connection") -> dict[str, str]:
+    """Every table of the schema, and a column of it that an INSERT can name."""
+    return {
+        row["table"]: row["column"]
+        for row in await connection.fetch(
+            """
+            select c.relname as table, (
+                select a.attname from pg_attribute a
+                where a.attrelid = c.oid and a.attnum > 0 and a.attidentity = '' order by a.attnum limit 1
+            ) as column
+            from pg_class c
+            where c.relnamespace = 'webhookd'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f')
+            """
+        )
+    }
+
+
+async def function_calls(connection: "Connection") -> dict[str, str]:
+    """Every function of the schema, and a call of it in which every argument is null."""
+    return {
+        row["name"]: row["call"]
+        for row in await connection.fetch(
+            """
+            select p.proname as name, format('select webhookd.%I(%s)', p.proname, (
+                select string_agg('null::' || format_type(t.oid, null), ', ' order by t.place)
+                from unnest(p.proargtypes) with ordinality as t (oid, place)
+            )) as call
+            from pg_proc p where p.pronamespace = 'webhookd'::regnamespace
+            """
+        )
+    }
+
+
+async def served_tables(connection: "Connection", tables: dict[str, str]) -> dict[str, str]:
+    """Table → the letters of what the server really serves; any refusal but "permission denied" fails."""
+    served: dict[str, str] = {}
+    for table, column in tables.items():
+        served[table] = ""
+        for letter, attempt in ATTEMPTS.items():
+            statement = attempt.format(table=f"webhookd.{table}", column=column)
+            refused_by = await refusal(connection, statement)
+            assert refused_by in {None, DENIED}, statement
+            if refused_by is None:
+                served[table] += letter
+    return served
+
+
+async def served_functions(connection: "Connection", calls: dict[str, str]) -> set[str]:
+    """The functions that the server really calls, whatever they then say to nulls."""
+    return {name for name, call in calls.items() if await refusal(connection, call) != DENIED}
+
+
+# Tables
+
+
+async def test_the_matrix_names_every_table_and_every_role(flow: "Flow") -> None:
+    """Whatever is in the schema, and whoever owns or was granted something of it, has its place here."""
+    assert set(await table_columns(flow.superuser)) == set(TABLES.values())
+    rows = await flow.superuser.fetch(
+        """
+        with acls (owner, acl) as (
+            select nspowner, nspacl from pg_namespace where nspname = 'webhookd'
+            union all select relowner, relacl from pg_class where relnamespace = 'webhookd'::regnamespace
+            union all select proowner, proacl from pg_proc where pronamespace = 'webhookd'::regnamespace
+            union all select typowner, typacl from pg_type where typnamespace = 'webhookd'::regnamespace
+        )
+        select owner::regrole::text as role from acls
+        union select grantee::regrole::text from acls cross join lateral aclexplode(acl) where grantee <> 0
+        """
+    )
+    assert {row["role"] for row in rows} == set(ROLES)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_catalog_knows_the_matrix(flow: "Flow", role: str) -> None:
+    """has_table_privilege says of each table and right what the matrix says."""
+    held = {
+        table: "".join(
+            [
+                letter
+                for letter, privilege in PRIVILEGES.items()
+                if await flow.superuser.fetchval(
+                    "select has_table_privilege($1::text, 'webhookd.' || $2::text, $3)",
+                    role,
+                    table,
+                    privilege,
+                )
+            ]
+        )
+        for table in await table_columns(flow.superuser)
+    }
+    assert held == EXPECTED[role]
+
+
+@pytest.mark.parametrize("role", GRANTED)
+async def test_a_role_is_served_what_the_matrix_allows_and_nothing_else(flow: "Flow", role: str) -> None:
+    """Each statement is really tried in the role: served, or refused by PostgreSQL with 42501."""
+    tables = await table_columns(flow.superuser)
+    async with undone(flow.superuser):
+        await flow.superuser.execute(f"set local role {role}")
+        assert await served_tables(flow.superuser, tables) == EXPECTED[role]
+
+
+@pytest.mark.parametrize("login", ROLE_OF)
+async def test_a_login_is_served_what_its_role_is_and_nothing_else(
+    flow: "Flow", database: "Database", login: "Login"
+) -> None:
+    """The same by a connection of its own; a stranger is served nothing."""
+    role = ROLE_OF[login]
+    connection = await database.connect(login)
+    tables = await table_columns(flow.superuser)
+    assert await served_tables(connection, tables) == (NOTHING if role is None else EXPECTED[role])
+
+
+async def test_tables_are_granted_nothing_beyond_the_matrix(flow: "Flow") -> None:
+    """No right of another kind, none to be handed on, none to PUBLIC, none on single columns."""
+    others = await flow.superuser.fetch(
+        """
+        select c.relname, a.grantee::regrole, a.privilege_type
+        from pg_class c cross join lateral aclexplode(c.relacl) a
+        where c.relnamespace = 'webhookd'::regnamespace and c.relkind <> 'S' and a.grantee <> c.relowner
+            and (a.privilege_type <> all($1) or a.is_grantable or a.grantee = 0)
+        union all
+        select attrelid::regclass::text, null, attname from pg_attribute join pg_class c on c.oid = attrelid
+        where c.relnamespace = 'webhookd'::regnamespace and attacl is not null
+        """,
+        list(PRIVILEGES.values()),
+    )
+    assert others == []
+
+
+async def test_only_publish_may_use_a_sequence(flow: "Flow") -> None:
+    """publish() takes its ids first; everywhere else an identity column needs no right on its sequence."""
+    held = await flow.superuser.fetch(
+        """
+        select c.relname as sequence, r.role, p.privilege
+        from pg_class c cross join unnest($1::text[]) as r (role)
+        cross join unnest('{USAGE,SELECT,UPDATE}'::text[]) as p (privilege)
+        where c.relnamespace = 'webhookd'::regnamespace and c.relkind = 'S'
+            and has_sequence_privilege(r.role, c.oid, p.privilege)
+        """,
+        GRANTED,
+    )
+    assert [tuple(row) for row in held] == [("events_id_seq", "webhookd_ingest", "USAGE")]
+
+
+async def test_every_table_is_the_owners(flow: "Flow") -> None:
+    """Tables, sequences, types and the schema itself belong to one role."""
+    owners = await flow.superuser.fetch(
+        """
+        select relowner::regrole::text as owner from pg_class where relnamespace = 'webhookd'::regnamespace
+        union select typowner::regrole::text from pg_type where typnamespace = 'webhookd'::regnamespace
+        union select nspowner::regrole::text from pg_namespace where nspname = 'webhookd'
+        """
+    )
+    assert [row["owner"] for row in owners] == [OWNER]
+
+
+# Functions
+
+
+async def test_every_function_has_the_owner_and_the_rights_expected(flow: "Flow") -> None:
+    """A new function, another owner or a definer more has to be written down here."""
+    rows = await flow.superuser.fetch(
+        """
+        select proname, proowner::regrole::text as owner,
+               case when prosecdef then 'definer' else 'invoker' end as rights
+        from pg_proc where pronamespace = 'webhookd'::regnamespace
+        """
+    )
+    found = {row["proname"]: (row["owner"], row["rights"]) for row in rows}
+    assert found == OWNED
+    assert len(rows) == len(found), "two functions of one name: callers could be given the wrong one"
+
+
+async def test_a_definer_function_has_a_fixed_search_path(flow: "Flow") -> None:
+    """Its names mean the same for every caller; pg_temp, which a caller can fill, comes last."""
+    rows = await flow.superuser.fetch(
+        """
+        select proname, array(select c from unnest(proconfig) c where c like 'search_path=%') as paths
+        from pg_proc where pronamespace = 'webhookd'::regnamespace and prosecdef
+        """
+    )
+    assert {row["proname"]: row["paths"] for row in rows} == {
+        name: ["search_path=pg_catalog, webhookd, pg_temp"]
+        for name, (_, rights) in OWNED.items()
+        if rights == "definer"
+    }
+
+
+async def test_a_callers_temporary_table_is_not_mistaken_for_ours(flow: "Flow", database: "Database") -> None:
+    """publish() writes webhookd.events, though its caller has an `events` of its own."""
+    application = await database.connect("application")
+    await application.execute("create temporary table events (like webhookd.events including all)")
+    event_id = await application.fetchval("select webhookd.publish('order.created', '{}')")
+    assert await flow.superuser.fetchval("select id from webhookd.events") == event_id
+    assert await application.fetchval("select count(*) from pg_temp.events") == 0
+
+
+async def test_no_function_is_public(flow: "Flow") -> None:
+    """PostgreSQL lets everybody call a new function; of ours nothing is left of that, nor a grant option."""
+    public = await flow.superuser.fetch(
+        """
+        select proname, a.grantee::regrole::text
+        from pg_proc cross join lateral aclexplode(coalesce(proacl, acldefault('f', proowner))) a
+        where pronamespace = 'webhookd'::regnamespace
+            and (a.grantee = 0 or a.is_grantable and a.grantee <> proowner)
+        """
+    )
+    assert public == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_the_catalog_knows_who_may_call_what(flow: "Flow", role: str) -> None:
+    """has_function_privilege says of each function what is written here."""
+    rows = await flow.superuser.fetch(
+        """
+        select proname from pg_proc
+        where pronamespace = 'webhookd'::regnamespace and has_function_privilege($1::text, oid, 'EXECUTE')
+        """,
+        role,
+    )
+    assert {row["proname"] for row in rows} == callable_by(role)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_role_can_call_its_functions_and_no_others(flow: "Flow", role: str) -> None:
+    """Each function is really called in the role, with nulls: it answers, or is refused with 42501."""
+    calls = await function_calls(flow.superuser)
+    async with undone(flow.superuser):
+        await flow.superuser.execute(f"set local role {role}")
+        assert await served_functions(flow.superuser, calls) == callable_by(role)
+
+
+@pytest.mark.parametrize("login", ROLE_OF)
+async def test_a_login_can_call_its_roles_functions_and_no_others(
+    flow: "Flow", database: "Database", login: "Login"
+) -> None:
+    """The same by a connection of its own: no internal function answers the daemon, none a stranger."""
+    connection = await database.connect(login)
+    calls = await function_calls(flow.superuser)
+    assert await served_functions(connection, calls) == callable_by(ROLE_OF[login])
+
+
+@pytest.mark.parametrize(("statement", "who_may", "who_may_not"), OVERSTEPS)
+async def test_a_function_has_the_rights_of_its_owner(
+    flow: "Flow", statement: str, who_may: str, who_may_not: str
+) -> None:
+    """Called by the daemon, the same function is served or refused by whose it is."""
+    await flow.saga_in(SagaStatus.PENDING)
+    await flow.superuser.execute(
+        "create function webhookd.overstep() returns void language plpgsql security definer as "
+        f"$$ begin execute {statement!r}; end $$; "
+        "revoke all on function webhookd.overstep from public; "
+        "grant execute on function webhookd.overstep to webhookd_app"
+    )
+    for owner, refused_by in [(who_may, None), (who_may_not, DENIED)]:
+        await flow.superuser.execute(f"alter function webhookd.overstep owner to {owner}")
+        assert await refusal(flow.daemon, "select webhookd.overstep()") == refused_by, owner
+
+
+async def test_functions_without_definer_rights_touch_one_table(flow: "Flow") -> None:
+    """They only compute, and so have nothing to give away; one locks a row, by its caller's rights."""
+    rows = await flow.superuser.fetch(
+        r"""
+        select p.proname, t.name
+        from pg_proc p join unnest($1::text[]) as t (name) on p.prosrc ~ ('\m' || t.name || '\M')
+        where p.pronamespace = 'webhookd'::regnamespace and not p.prosecdef
+        """,
+        list(TABLES.values()),
+    )
+    assert [tuple(row) for row in rows] == [("lock_subscription", "subscriptions")]
+
+
+async def test_a_function_without_definer_rights_lends_none(flow: "Flow") -> None:
+    """Even granted to the daemon, lock_subscription is refused the table that the daemon may not lock."""
+    subscription_id = await flow.subscribe()
+    await flow.superuser.execute("grant execute on function webhookd.lock_subscription to webhookd_app")
+    call = "select webhookd.lock_subscription($1)"
+    assert await refusal(flow.superuser, call, subscription_id) is None
+    assert await refusal(flow.daemon, call, subscription_id) == DENIED
+
+
+# Roles and logins
+
+
+async def test_no_role_has_an_attribute(flow: "Flow") -> None:
+    """None can log in, or do anything that is not granted."""
+    able = await flow.superuser.fetch(
+        """
+        select rolname from pg_roles
+        where rolname = any($1)
+            and (rolcanlogin or rolsuper or rolcreaterole or rolcreatedb or rolbypassrls or rolreplication)
+        """,
+        ROLES,
+    )
+    assert able == []
+    assert await flow.superuser.fetchval(
+        "select count(*) from pg_roles where rolname = any($1)", ROLES
+    ) == len(ROLES)
+
+
+async def test_a_role_that_owns_something_is_granted_to_the_migrator_alone(
+    flow: "Flow", database: "Database"
+) -> None:
+    """A member could change the functions, and through them do what the role may."""
+    rows = await flow.superuser.fetch(
+        "select roleid::regrole::text as role, member::regrole::text as member from pg_auth_members "
+        "where roleid::regrole::text = any($1)",
+        [OWNER, *{owner for owner, _ in OWNED.values()}],
+    )
+    # Another run of the tests, on a server that both share, has a migrator too.
+    strangers = [
+        row["member"]
+        for row in rows
+        if not (row["member"].startswith("webhookd_test_") and row["member"].endswith("_migrator"))
+    ]
+    assert strangers == []
+    assert database.login_name("migrator") in {row["member"] for row in rows}
+
+
+async def test_no_role_is_a_member_of_another_but_the_daemons_of_the_readers(flow: "Flow") -> None:
+    """So no role has rights that the matrix does not show."""
+    rows = await flow.superuser.fetch(
+        "select distinct roleid::regrole::text as role, member::regrole::text as member from pg_auth_members "
+        "where member::regrole::text = any($1)",
+        ROLES,
+    )
+    assert [tuple(row) for row in rows] == [("webhookd_reader", "webhookd_app")]
+
+
+@pytest.mark.parametrize("login", ROLE_OF)
+async def test_a_login_cannot_become_another_role(database: "Database", login: "Login") -> None:
+    """SET ROLE reaches what was granted to the login, and none of the roles that own functions."""
+    connection = await database.connect(login)
+    reached = {role for role in ROLES if await refusal(connection, f"set local role {role}") is None}
+    expected: dict[Login, set[str]] = {
+        "daemon": {"webhookd_app", "webhookd_reader"},
+        "application": {"event_ingest_writer"},
+        "reader": {"webhookd_reader"},
+        "stranger": set(),
+    }
+    assert reached == expected[login]
+
+
+async def test_only_the_owner_may_create_in_the_schema(flow: "Flow") -> None:
+    """What the owners of functions were lent while migrating is taken back."""
+    creating = await flow.superuser.fetch(
+        "select role from unnest($1::text[]) role where has_schema_privilege(role, 'webhookd', 'CREATE')",
+        ROLES,
+    )
+    assert [row["role"] for row in creating] == [OWNER]
+
+
+@pytest.mark.parametrize("role", GRANTED)
+async def test_no_role_gets_around_the_triggers_and_rights(flow: "Flow", role: str) -> None:
+    """Nobody but the owner can switch off, drop, put in or hand out anything, not even who owns functions."""
+    async with undone(flow.superuser):
+        await flow.superuser.execute(f"set local role {role}")
+        for detour in DETOURS:
+            assert await refusal(flow.superuser, detour) == DENIED, detour
+
+
+@pytest.mark.parametrize("login", ROLE_OF)
+async def test_no_login_gets_around_the_triggers_and_rights(database: "Database", login: "Login") -> None:
+    """The same by a connection of its own."""
+    connection = await database.connect(login)
+    for detour in DETOURS:
+        assert await refusal(connection, detour) == DENIED, detour
+
+
+async def test_a_stranger_does_not_see_the_schema(flow: "Flow", database: "Database") -> None:
+    """It may not use the schema, and the information schema shows it nothing of ours."""
+    stranger = await database.connect("stranger")
+    assert not await stranger.fetchval("select has_schema_privilege('webhookd', 'USAGE')")
+    assert await refusal(stranger, "select 'webhookd.events'::regclass") == DENIED
+    shown = """
+        select table_name from information_schema.columns where table_schema = 'webhookd'
+        union select routine_name from information_schema.routines where routine_schema = 'webhookd'
+        union select trigger_name from information_schema.triggers where trigger_schema = 'webhookd'
+        """
+    assert await stranger.fetch(shown) == []
+    assert await flow.daemon.fetch(shown) != []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "table webhookd.subscription_secrets",
+        "select count(*) from webhookd.subscription_secrets",
+        "select webhookd.live_secrets(s) from webhookd.subscription_secrets s",
+    ],
+)
+async def test_the_daemon_reads_no_secret(flow: "Flow", statement: str) -> None:
+    """Its rights to read end before signing secrets: none of them, and not how many there are."""
+    await flow.subscribe()
+    assert await refusal(flow.daemon, statement) == DENIED
+    assert await refusal(flow.superuser, statement) is None
+
+
+async def test_the_application_publishes_and_reads_what_it_published(database: "Database") -> None:
+    """By function and by INSERT, in its own transaction; and that is all, as the tests above show."""
+    application = await database.connect("application")
+    async with application.transaction():
+        published = await application.fetchval("select webhookd.publish('order.created', '{}')")
+        inserted = await application.fetchval(
+            "insert into webhookd.events (event_type, payload) values ('order.created', '{}') returning id"
+        )
+    rows = await application.fetch("select id from webhookd.events order by id")
+    assert [row["id"] for row in rows] == [published, inserted]

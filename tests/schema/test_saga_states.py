@@ -1,0 +1,260 @@
+"""The saga's state machine, as triggers and constraints keep it: a superuser asks, so no right decides."""
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from tests.support.catalog import columns, refusal, undone, update
+from webhookd.model.states import SagaStatus
+
+if TYPE_CHECKING:
+    from tests.support.flow import Flow
+
+PENDING, IN_PROGRESS, PENDING_RETRY, COMPLETED, DEAD_LETTERED = SagaStatus
+SAGAS = "webhookd.webhook_delivery_sagas"
+LATER = "next_attempt_at + interval '1 minute'"
+EARLIER = "next_attempt_at - interval '1 minute'"
+
+# Every legal edge, with what it changes beside the status.
+EDGES: dict[tuple[SagaStatus, SagaStatus], dict[str, str]] = {
+    (PENDING, IN_PROGRESS): {},
+    (PENDING_RETRY, IN_PROGRESS): {},
+    (IN_PROGRESS, COMPLETED): {"attempt_count": "attempt_count + 1"},
+    (IN_PROGRESS, PENDING_RETRY): {
+        "attempt_count": "attempt_count + 1",
+        "next_attempt_at": LATER,
+        "final_error_code": "'HTTP_500'",
+    },
+    (IN_PROGRESS, DEAD_LETTERED): {"attempt_count": "attempt_count + 1", "final_error_code": "'HTTP_500'"},
+    (PENDING_RETRY, DEAD_LETTERED): {},
+}
+# No edge: an operator moves the due time of a saga that waits.
+STAYS: dict[tuple[SagaStatus, SagaStatus], dict[str, str]] = {
+    (PENDING, PENDING): {"next_attempt_at": LATER},
+    (PENDING_RETRY, PENDING_RETRY): {"next_attempt_at": LATER},
+}
+LEGAL = EDGES | STAYS
+ILLEGAL = [pair for pair in product(SagaStatus, repeat=2) if pair not in LEGAL]
+
+# One wrong companion of an otherwise right change, and what refuses it.
+WRONG: list[tuple[SagaStatus, SagaStatus, str, str, str]] = [
+    # A job is made: nothing else changes.
+    (PENDING, IN_PROGRESS, "attempt_count", "attempt_count + 1", "WH411"),
+    (PENDING, IN_PROGRESS, "next_attempt_at", LATER, "WH411"),
+    (PENDING, IN_PROGRESS, "next_attempt_at", EARLIER, "WH411"),
+    (PENDING, IN_PROGRESS, "final_error_code", "'HTTP_500'", "WH411"),
+    (PENDING_RETRY, IN_PROGRESS, "attempt_count", "attempt_count + 1", "WH411"),
+    (PENDING_RETRY, IN_PROGRESS, "attempt_count", "0", "WH411"),
+    (PENDING_RETRY, IN_PROGRESS, "next_attempt_at", LATER, "WH411"),
+    (PENDING_RETRY, IN_PROGRESS, "final_error_code", "null", "WH411"),
+    (PENDING_RETRY, IN_PROGRESS, "final_error_code", "'OTHER'", "WH411"),
+    # A success counts one attempt, and leaves due time and last error as they were.
+    (IN_PROGRESS, COMPLETED, "attempt_count", "attempt_count", "WH411"),
+    (IN_PROGRESS, COMPLETED, "attempt_count", "attempt_count + 2", "WH411"),
+    (IN_PROGRESS, COMPLETED, "attempt_count", "attempt_count - 1", "WH411"),
+    (IN_PROGRESS, COMPLETED, "next_attempt_at", LATER, "WH411"),
+    (IN_PROGRESS, COMPLETED, "final_error_code", "'HTTP_500'", "WH411"),
+    # A failure counts one attempt, names its error, and is due again later than it was.
+    (IN_PROGRESS, PENDING_RETRY, "attempt_count", "attempt_count", "WH411"),
+    (IN_PROGRESS, PENDING_RETRY, "attempt_count", "attempt_count + 2", "WH411"),
+    (IN_PROGRESS, PENDING_RETRY, "next_attempt_at", "next_attempt_at", "WH411"),
+    (IN_PROGRESS, PENDING_RETRY, "next_attempt_at", EARLIER, "WH411"),
+    (IN_PROGRESS, PENDING_RETRY, "final_error_code", "null", "dead_lettered_has_error"),
+    # The last failure counts one attempt and names its error.
+    (IN_PROGRESS, DEAD_LETTERED, "attempt_count", "attempt_count", "WH411"),
+    (IN_PROGRESS, DEAD_LETTERED, "attempt_count", "attempt_count + 2", "WH411"),
+    (IN_PROGRESS, DEAD_LETTERED, "next_attempt_at", LATER, "WH411"),
+    (IN_PROGRESS, DEAD_LETTERED, "final_error_code", "null", "dead_lettered_has_error"),
+    # The limit was lowered: no attempt was made, and the error is the last one's.
+    (PENDING_RETRY, DEAD_LETTERED, "attempt_count", "attempt_count + 1", "WH411"),
+    (PENDING_RETRY, DEAD_LETTERED, "next_attempt_at", LATER, "WH411"),
+    (PENDING_RETRY, DEAD_LETTERED, "final_error_code", "'OTHER'", "WH411"),
+    (PENDING_RETRY, DEAD_LETTERED, "final_error_code", "null", "WH411"),
+    # Waiting changes nothing but the due time.
+    (PENDING, PENDING, "attempt_count", "attempt_count + 1", "WH411"),
+    (PENDING, PENDING, "final_error_code", "'HTTP_500'", "WH411"),
+    (PENDING_RETRY, PENDING_RETRY, "attempt_count", "attempt_count + 1", "WH411"),
+    (PENDING_RETRY, PENDING_RETRY, "attempt_count", "0", "WH411"),
+    (PENDING_RETRY, PENDING_RETRY, "final_error_code", "'OTHER'", "WH411"),
+]
+
+IDENTITY = {"id", "event_id", "subscription_id", "dead_letter_id", "created_at"}
+CHANGEABLE = {"status", "attempt_count", "next_attempt_at", "final_error_code", "updated_at"}
+
+
+def change_to(status: SagaStatus, companions: dict[str, str]) -> str:
+    """The UPDATE towards a status."""
+    return update(SAGAS, {"status": f"'{status}'"} | companions)
+
+
+@pytest.mark.parametrize(("before", "after"), LEGAL)
+async def test_a_legal_change_is_served(flow: "Flow", before: SagaStatus, after: SagaStatus) -> None:
+    """Each legal edge commits with its right companions, and so does a due time moved later."""
+    saga_id = await flow.saga_in(before)
+    async with flow.superuser.transaction():
+        await flow.superuser.execute(change_to(after, LEGAL[before, after]), saga_id)
+        if after is DEAD_LETTERED:
+            await flow.superuser.execute("select webhookd.bury(array[$1::bigint])", saga_id)
+    assert await flow.saga_status(saga_id) is after
+
+
+@pytest.mark.parametrize(("before", "after"), ILLEGAL)
+async def test_any_other_change_is_refused(flow: "Flow", before: SagaStatus, after: SagaStatus) -> None:
+    """No other pair of states passes, whatever legal edge's companions go with it."""
+    saga_id = await flow.saga_in(before)
+    expected = "WH410" if before in {COMPLETED, DEAD_LETTERED} else "WH411"
+    for companions in [*LEGAL.values(), {"final_error_code": "'HTTP_500'"}]:
+        assert await refusal(flow.superuser, change_to(after, companions), saga_id) == expected, companions
+
+
+@pytest.mark.parametrize(("before", "after", "column", "expression", "refused_by"), WRONG)
+async def test_a_legal_edge_with_a_wrong_companion_is_refused(
+    flow: "Flow", before: SagaStatus, after: SagaStatus, column: str, expression: str, refused_by: str
+) -> None:
+    """One wrong column spoils an edge that is served without it."""
+    saga_id = await flow.saga_in(before)
+    right = LEGAL[before, after]
+    assert (
+        await refusal(flow.superuser, change_to(after, right | {column: expression}), saga_id) == refused_by
+    )
+    assert await refusal(flow.superuser, change_to(after, right), saga_id) is None
+
+
+async def test_a_success_keeps_the_error_of_the_attempt_before(flow: "Flow") -> None:
+    """A delivery that failed first may neither lose nor change its error code when it succeeds."""
+    saga_id = await flow.saga_in(PENDING_RETRY)
+    await flow.start()
+    right = EDGES[IN_PROGRESS, COMPLETED]
+    for expression in ("null", "'OTHER'"):
+        wrong = change_to(COMPLETED, right | {"final_error_code": expression})
+        assert await refusal(flow.superuser, wrong, saga_id) == "WH411", expression
+    await flow.superuser.execute(change_to(COMPLETED, right), saga_id)
+    assert (
+        await flow.daemon.fetchval(
+            "select final_error_code from webhookd.webhook_delivery_sagas where id = $1", saga_id
+        )
+        == "HTTP_500"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "attempt_count", "final_error_code"),
+    [
+        (IN_PROGRESS, 0, None),
+        (PENDING_RETRY, 0, "HTTP_500"),
+        (COMPLETED, 0, None),
+        (DEAD_LETTERED, 0, "HTTP_500"),
+        (PENDING, 1, None),
+        (PENDING, -1, None),
+        (PENDING, 0, "HTTP_500"),
+    ],
+)
+async def test_a_saga_is_born_pending_and_untried(
+    flow: "Flow", status: SagaStatus, attempt_count: int, final_error_code: str | None
+) -> None:
+    """Born in another state, with attempts or with an error, a saga is refused; else it is served."""
+    pair = (await flow.publish(), await flow.subscribe())
+    birth = """
+        insert into webhookd.webhook_delivery_sagas
+            (event_id, subscription_id, status, attempt_count, final_error_code)
+        values ($1, $2, $3, $4, $5)
+        """
+    assert await refusal(flow.superuser, birth, *pair, status, attempt_count, final_error_code) == "WH411"
+    assert await refusal(flow.superuser, birth, *pair, PENDING, 0, None) is None
+
+
+async def test_every_column_of_a_saga_is_identity_or_changeable(flow: "Flow") -> None:
+    """A new column has to be put on one side, here and in the trigger."""
+    names = {column.name for column in await columns(flow.superuser, SAGAS)}
+    assert names == IDENTITY | CHANGEABLE
+
+
+@pytest.mark.parametrize(("before", "after"), LEGAL)
+async def test_no_legal_change_takes_an_identity_column_along(
+    flow: "Flow", before: SagaStatus, after: SagaStatus
+) -> None:
+    """What a saga is about stays, whichever edge it goes."""
+    saga_id = await flow.saga_in(before)
+    right = LEGAL[before, after]
+    for column in await columns(flow.superuser, SAGAS):
+        if column.name in IDENTITY:
+            wrong = change_to(after, right | {column.name: column.different})
+            assert await refusal(flow.superuser, wrong, saga_id) == "WH411", column.name
+    assert await refusal(flow.superuser, change_to(after, right), saga_id) is None
+
+
+@pytest.mark.parametrize("status", [COMPLETED, DEAD_LETTERED])
+async def test_no_column_of_a_terminal_saga_changes(flow: "Flow", status: SagaStatus) -> None:
+    """Each column the catalog lists is refused another value, and even its own."""
+    saga_id = await flow.saga_in(status)
+    for column in await columns(flow.superuser, SAGAS):
+        changed = update(SAGAS, {column.name: column.different})
+        assert await refusal(flow.superuser, changed, saga_id) == "WH410", column.name
+        if not column.is_identity:
+            unchanged = update(SAGAS, {column.name: column.name})
+            assert await refusal(flow.superuser, unchanged, saga_id) == "WH410", column.name
+
+
+@pytest.mark.parametrize("role", ["webhookd_owner", "saga_orchestrator"])
+@pytest.mark.parametrize("status", [COMPLETED, DEAD_LETTERED])
+async def test_a_terminal_saga_is_frozen_for_who_may_update_the_table(
+    flow: "Flow", status: SagaStatus, role: str
+) -> None:
+    """The tables' owner and the orchestrator are refused by the trigger, not by their rights."""
+    saga_id = await flow.saga_in(status)
+    async with undone(flow.superuser):
+        await flow.superuser.execute(f"set local role {role}")
+        assert await refusal(flow.superuser, update(SAGAS, {"updated_at": "now()"}), saga_id) == "WH410"
+
+
+@pytest.mark.parametrize("before", [IN_PROGRESS, PENDING_RETRY])
+async def test_dead_lettered_without_its_dead_letter_fails_at_commit(
+    flow: "Flow", before: SagaStatus
+) -> None:
+    """The UPDATE is served, its COMMIT is not, and the saga is where it was."""
+    saga_id = await flow.saga_in(before)
+    transaction = flow.superuser.transaction()
+    await transaction.start()
+    await flow.superuser.execute(change_to(DEAD_LETTERED, EDGES[before, DEAD_LETTERED]), saga_id)
+    with pytest.raises(asyncpg.PostgresError, match="without a dead letter") as failed:
+        await transaction.commit()
+    assert failed.value.sqlstate == "WH411"
+    assert await flow.saga_status(saga_id) is before
+
+
+async def test_a_due_time_never_moves_back_to_an_earlier_attempt(flow: "Flow") -> None:
+    """At, before or between the attempts made is refused: the next job's key would be taken."""
+    saga_id = await flow.saga_in(PENDING_RETRY)
+    await flow.attempt(500)
+    first, last = [
+        row["attempt_at"]
+        for row in await flow.daemon.fetch(
+            "select attempt_at from webhookd.webhook_delivery_jobs where saga_id = $1 order by id", saga_id
+        )
+    ]
+    move = update(SAGAS, {"next_attempt_at": "$2::timestamptz + $3::text::interval"})
+    for attempt_at, offset in [(first, "-1 s"), (first, "0"), (first, "1 us"), (last, "-1 us"), (last, "0")]:
+        assert await refusal(flow.superuser, move, saga_id, attempt_at, offset) == "WH411", (
+            attempt_at,
+            offset,
+        )
+    for offset in ("1 us", "1 day"):
+        assert await refusal(flow.superuser, move, saga_id, last, offset) is None, offset
+
+
+async def test_a_saga_without_attempts_may_be_due_at_any_time(flow: "Flow") -> None:
+    """Nothing stands before a Pending saga: its due time moves back as well as forth."""
+    saga_id = await flow.saga_in(PENDING)
+    for expression in (EARLIER, LATER):
+        assert await refusal(flow.superuser, update(SAGAS, {"next_attempt_at": expression}), saga_id) is None
+
+
+async def test_a_saga_in_progress_is_not_touched(flow: "Flow") -> None:
+    """While its attempt is under way no column changes without an edge."""
+    saga_id = await flow.saga_in(IN_PROGRESS)
+    for column in await columns(flow.superuser, SAGAS):
+        if column.name != "status":
+            changed = update(SAGAS, {column.name: column.different})
+            assert await refusal(flow.superuser, changed, saga_id) == "WH411", column.name
