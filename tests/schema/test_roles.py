@@ -22,7 +22,7 @@ TABLES = {
     "queue": "event_routing_queue",
     "sagas": "webhook_delivery_sagas",
     "jobs": "webhook_delivery_jobs",
-    "letters": "dead_letters",
+    "dead": "dead_letters",
     "changes": "subscription_changes",
     "steps": "schema_migrations",
     "code": "schema_code",
@@ -32,18 +32,18 @@ PRIVILEGES = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE", "T": "
 
 # The whole of it: S select, I insert, U update, D delete, T truncate.
 MATRIX = """
-                      events  subs   secrets  health  queue  sagas  jobs   letters  changes  steps  code   turn
-event_ingest_writer   SI      S      -        -       -      -      -      -        -        -      -      -
-webhookd_ingest       SI      -      -        -       -      -      -      -        -        -      -      -
-router_worker         S       S      -        -       SUD    SI     -      -        -        -      -      -
-saga_orchestrator     S       S      -        SIU     -      SU     SIU    -        -        -      -      SU
-job_worker            S       S      S        S       -      S      SU     -        -        -      -      -
-lease_cleaner         -       -      -        -       -      -      SU     -        -        -      -      -
-dead_letter_operator  S       S      -        -       -      SI     -      SI       -        -      -      -
-subscription_admin    -       SIU    SIU      S       -      -      -      -        -        -      -      -
-webhookd_reader       S       S      -        S       S      S      S      S        S        S      S      -
-webhookd_app          S       S      -        S       S      S      S      S        S        S      S      -
-webhookd_owner        SIUDT   SIUDT  SIUDT    SIUDT   SIUDT  SIUDT  SIUDT  SIUDT    SIUDT    SIUDT  SIUDT  SIUDT
+                      events  subs   secrets  health  queue  sagas  jobs   dead   changes  steps  code   turn
+event_ingest_writer   SI      S      -        -       -      -      -      -      -        -      -      -
+webhookd_ingest       SI      -      -        -       -      -      -      -      -        -      -      -
+router_worker         S       S      -        -       SUD    SI     -      -      -        -      -      -
+saga_orchestrator     S       S      -        SIU     -      SU     SIU    -      -        -      -      SU
+job_worker            S       S      S        S       -      S      SU     -      -        -      -      -
+lease_cleaner         -       -      -        -       -      -      SU     -      -        -      -      -
+dead_letter_operator  S       S      -        -       -      SI     -      SI     -        -      -      -
+subscription_admin    -       SIU    SIU      S       -      -      -      -      -        -      -      -
+webhookd_reader       S       S      -        S       S      S      S      S      S        S      S      -
+webhookd_app          S       S      -        S       S      S      S      S      S        S      S      -
+webhookd_owner        SIUDT   SIUDT  SIUDT    SIUDT   SIUDT  SIUDT  SIUDT  SIUDT  SIUDT    SIUDT  SIUDT  SIUDT
 """
 
 # Every function, its owner, and whose rights it runs with: its owner's (definer) or its caller's (invoker).

@@ -8,8 +8,10 @@ import asyncpg
 
 from webhookd.store.errors import translated
 
-# Quoted: asyncpg's types are subscripted in its stubs alone.
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+# One of its own, or one of the pool's. Quoted: asyncpg's types are subscripted in its stubs alone.
+Connection: TypeAlias = (
+    "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+)
 
 # How long a person waits at a terminal before "it does not answer" is the better answer.
 CONNECT_TIMEOUT_SECONDS = 10.0
