@@ -4,7 +4,12 @@
 revoke all on all tables in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
     dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
-revoke all on all sequences in schema webhookd from public, webhookd_ingest;
+revoke all on all sequences in schema webhookd from
+    public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
+    dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
+revoke all on schema webhookd from
+    public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
+    dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
 revoke execute on all functions in schema webhookd from public;
 
 grant usage on schema webhookd to

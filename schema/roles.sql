@@ -34,6 +34,9 @@ begin
                 when unique_violation then
                     null;  -- the same login migrates a second database at this moment
                 when insufficient_privilege then
+                    if not (select rolcreaterole from pg_roles where rolname = current_user) then
+                        raise;
+                    end if;
                     raise exception using
                         errcode = 'WH403',
                         message = format('role "%s" was made by another login, and "%s" may not use it',

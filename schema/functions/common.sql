@@ -59,7 +59,8 @@ grant execute on function webhookd.is_callback_url(text), webhookd.is_secret(tex
 create or replace function webhookd.live_secrets(of webhookd.subscription_secrets) returns text[]
 language sql stable as $$
     select (of).secret || array(
-        select p.secret from unnest((of).previous_secrets, (of).previous_valid_until) as p (secret, valid_until)
-        where p.valid_until > now() order by p.valid_until desc)
+        select p.secret
+        from unnest((of).previous_secrets, (of).previous_valid_until) with ordinality as p (secret, valid_until, age)
+        where p.valid_until > now() order by p.age)
 $$;
 grant execute on function webhookd.live_secrets(webhookd.subscription_secrets) to job_worker, subscription_admin;

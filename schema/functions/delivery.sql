@@ -33,6 +33,8 @@ begin
     perform require(subscription_slots > 0, 'subscription_slots must be at least 1');
     perform require(cardinality(busy_subscription_ids) = cardinality(busy_slots),
                     'one number of busy slots for each busy subscription');
+    perform require((select count(distinct b.id) = count(*) from unnest(busy_subscription_ids) as b (id)),
+                    'busy_subscription_ids must be distinct and not null');
     perform require(first_job_id is not null, 'first_job_id must not be null');
 
     select j.id into oldest_pending_id from webhook_delivery_jobs j
@@ -48,7 +50,7 @@ begin
                             where h.subscription_id = j.subscription_id and h.failing_since is not null
                                 and exists (select from webhook_delivery_jobs l
                                             where l.subscription_id = h.subscription_id and l.status = 'Leased'))
-        order by j.lease_until, j.id limit wanted * 2 for update skip locked
+        order by j.lease_until, j.id limit wanted::bigint * 2 for update skip locked
     )
     select array_agg(c.id order by c.id), array_agg(c.subscription_id order by c.id),
            array(select h.subscription_id from endpoint_health h
@@ -162,9 +164,9 @@ begin
             response_status = g.response_status,
             error_code = case when not g.delivered then
                 coalesce(nullif(left(g.error_code, 100), ''), 'HTTP_' || g.response_status, 'INTERNAL') end,
-            duration_ms = greatest(g.duration_ms, 0),
-            retry_after_seconds = case when g.retry_after between 0 and 31536000 then g.retry_after
-                                       when g.retry_after > 31536000 then 31536000 end,
+            duration_ms = case when g.duration_ms >= 0 then g.duration_ms end,
+            retry_after_seconds = case when g.retry_after >= 0 and g.retry_after <> 'NaN'
+                                       then least(g.retry_after, 31536000) end,
             response_excerpt = substring(g.response_excerpt for 4096),
             finished_at = now()
         from given g

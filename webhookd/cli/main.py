@@ -60,7 +60,9 @@ def main() -> None:
     try:
         commands(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f" (see `{context.command_path} --help`)" if context else ""
+        click.echo(f"webhookd: {error.format_message()}{hint}", err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(INTERRUPTED)

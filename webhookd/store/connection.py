@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
+from webhookd.model.errors import ConfigurationError
 from webhookd.store.errors import translated
 
 # One of its own, or one of the pool's. Quoted: asyncpg's types are subscripted in its stubs alone.
@@ -21,11 +22,14 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 async def connected(dsn: str) -> AsyncIterator[Connection]:
     """A connection for the length of the block; errors inside come out as ours."""
     with translated():
-        connection = await asyncpg.connect(
-            dsn,
-            timeout=CONNECT_TIMEOUT_SECONDS,
-            server_settings={"application_name": "webhookd"},
-        )
+        try:
+            connection = await asyncpg.connect(
+                dsn,
+                timeout=CONNECT_TIMEOUT_SECONDS,
+                server_settings={"application_name": "webhookd"},
+            )
+        except (ValueError, OverflowError) as error:  # a port that is no number, or none that there is
+            raise ConfigurationError(f"database.dsn cannot be used: {error}") from error
         try:
             yield connection
         finally:

@@ -5,6 +5,7 @@ the migrations not applied yet, and the functions and rights if they changed. Wh
 nothing to do.
 """
 
+import re
 from dataclasses import dataclass
 
 import asyncpg
@@ -77,14 +78,15 @@ async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
                 await connection.execute(schema.roles)
             async with connection.transaction():
                 return await _apply(connection, schema)
-        except asyncpg.LockNotAvailableError as error:
-            raise SchemaProblem(
-                f"another migration or an open transaction was in the way for {LOCK_TIMEOUT_SECONDS} s"
-            ) from error
         except asyncpg.InsufficientPrivilegeError as error:
             raise SchemaProblem(
-                f"this login may not migrate: {error} (it needs CREATEROLE, and CREATE on the database)"
+                f"this login may not migrate: {error.message} "
+                "(it needs CREATEROLE, and CREATE on the database)"
             ) from error
+        except asyncpg.PostgresError as error:
+            # A role of another login, a lock not got, a read-only database: whatever, it is for a person.
+            hint = f" ({error.hint})" if error.hint else ""
+            raise SchemaProblem(f"the database could not be migrated: {error.message}{hint}") from error
 
 
 async def check(dsn: str, schema: Schema | None = None) -> Pending:
@@ -123,14 +125,17 @@ def compare(schema: Schema, installed: Installed) -> Pending:
 
 
 async def _apply(connection: Connection, schema: Schema) -> Pending:
-    # Bounded, because any login of the database could take the lock and keep it.
-    await connection.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_SECONDS}s'")
+    # Bounded, if nobody bounded it already: any login of the database could take the lock and keep it.
+    await connection.execute(
+        "select set_config('lock_timeout', $1, true) where current_setting('lock_timeout') = '0'",
+        f"{LOCK_TIMEOUT_SECONDS}s",
+    )
     await connection.execute("select pg_advisory_xact_lock($1)", _LOCK_KEY)
     # Again, under the lock: another may have been first.
     pending = compare(schema, await _installed(connection))
     if not pending:
         return pending
-    if await connection.fetchval("select to_regclass('webhookd.schema_migrations') is null"):
+    if not await connection.fetchval("select exists (select from pg_namespace where nspname = 'webhookd')"):
         await connection.execute(f"create schema webhookd authorization {_OWNER}")
         await _execute_as(connection, _OWNER, _BOOKKEEPING)
     for migration in pending.migrations:
@@ -200,11 +205,14 @@ async def _require_usable(connection: Connection) -> None:
 
 
 async def _installed(connection: Connection) -> Installed:
-    if not await connection.fetchval("select exists (select from pg_namespace where nspname = 'webhookd')"):
+    owner = await connection.fetchval(
+        "select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'webhookd'"
+    )
+    if owner is None:
         return Installed({}, None, None)
+    if owner != _OWNER:
+        raise SchemaProblem("the database has a schema named webhookd that webhookd did not make")
     try:
-        if await connection.fetchval("select to_regclass('webhookd.schema_migrations') is null"):
-            raise SchemaProblem("the database has a schema named webhookd that webhookd did not make")
         migrations = await connection.fetch("select version, checksum from webhookd.schema_migrations")
         code = await connection.fetchrow("select checksum, webhookd_version from webhookd.schema_code")
     except asyncpg.InsufficientPrivilegeError as error:
@@ -219,4 +227,6 @@ async def _installed(connection: Connection) -> Installed:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    """Its numbers; a pre-release counts as the release it leads to."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -1,0 +1,795 @@
+"""Bad input to every function that the daemon may call: refused in words, with nothing changed.
+
+For each function one call that is good, and what may be put into its place to make it bad. The database is
+one where a bad call that went through would have something to change.
+"""
+
+import base64
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from tests.support.flow import ADDRESS, POLICY, Flow
+from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.store import dead_letters, jobs, sagas
+from webhookd.store.connection import Connection
+
+# Ids of the world that `world` makes; a copy of the template counts from 1.
+SUBSCRIPTION, HELD, DEAD_LETTER, NOBODY = 1, 2, 1, 999_999
+TOKEN = "'00000000-0000-0000-0000-000000000000'"
+GOOD_SECRET = "whsec_" + "A" * 32
+
+Arguments = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Arguments, as SQL, that make a good call bad; and how it is refused."""
+
+    sqlstate: str
+    message: str
+    arguments: Arguments
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function with a good call, the arguments that may be null there, and its bad ones."""
+
+    good: Arguments
+    nullable: frozenset[str] = frozenset()
+    bad: list[Bad] = field(default_factory=list)
+
+
+def wrong(message: str, **arguments: str) -> Bad:
+    """An argument of the wrong form or size."""
+    return Bad("WH400", message, arguments)
+
+
+def missing(message: str, **arguments: str) -> Bad:
+    """An id of nothing."""
+    return Bad("WH404", message, arguments)
+
+
+def not_positive(*names: str, message: str = "{} must be at least 1") -> list[Bad]:
+    """Sizes of zero and less."""
+    return [wrong(message.format(name), **{name: size}) for name in names for size in ("0", "-1")]
+
+
+def out_of_range(name: str, message: str, *values: str) -> list[Bad]:
+    """Numbers that are too small, too big, or none."""
+    return [wrong(message, **{name: value}) for value in values]
+
+
+def literal(text: str) -> str:
+    """A text as an SQL literal, whatever its characters."""
+    escaped = "".join(
+        character if " " <= character <= "~" and character not in "'\\" else f"\\U{ord(character):08x}"
+        for character in text
+    )
+    return f"E'{escaped}'"
+
+
+BAD_EVENT_TYPES = {
+    "empty": "",
+    "101 characters": "a" * 101,
+    "space": "order created",
+    "outer space": " order",
+    "newline": "order\n",
+    "tab": "order\tcreated",
+    "control": "order\x01",
+    "empty word": "order..created",
+    "leading dot": ".order",
+    "trailing dot": "order.",
+    "wildcard": "order.*",
+    "dash": "order-created",
+    "percent": "order%",
+    "quote": "order'",
+    "Cyrillic": "\u043erder",
+    "accent": "ordér",
+}
+BAD_ADDRESSES = {
+    "empty": "",
+    "http": "http://receiver.example/",
+    "ftp": "ftp://receiver.example/",
+    "file": "file:///etc/passwd",
+    "javascript": "javascript:alert(1)",
+    "no scheme": "receiver.example/hook",
+    "no scheme, slashes": "//receiver.example/hook",
+    "upper-case scheme": "HTTPS://receiver.example/",
+    "one slash": "https:/receiver.example/",
+    "no host": "https://",
+    "no host, path": "https:///hook",
+    "no host, query": "https://?a=b",
+    "credentials": "https://user:password@receiver.example/",
+    "user": "https://user@receiver.example/",
+    "disguised host": "https://receiver.example@127.0.0.1/",
+    "fragment": "https://receiver.example/hook#part",
+    "fragment after host": "https://127.0.0.1#@receiver.example/",
+    "space in path": "https://receiver.example/a b",
+    "space in host": "https://receiver example/",
+    "leading space": " https://receiver.example/",
+    "trailing space": "https://receiver.example/ ",
+    "newline at the end": "https://receiver.example/\n",
+    "newline before": "\nhttps://receiver.example/",
+    "second line": "https://receiver.example/\r\nX: y",
+    "tab in host": "https://recei\tver.example/",
+    "escape": "https://receiver.example/\x1b",
+    "DEL": "https://receiver.example/\x7f",
+    "DEL in host": "https://receiver\x7f.example/",
+    "501 characters": "https://receiver.example/".ljust(501, "x"),
+}
+
+
+def secret_of(size: int) -> str:
+    """A secret of so many bytes."""
+    return "whsec_" + base64.b64encode(bytes(size)).decode()
+
+
+BAD_SECRETS = {
+    "empty": "",
+    "prefix alone": "whsec_",
+    "no prefix": GOOD_SECRET.removeprefix("whsec_"),
+    "other prefix": GOOD_SECRET.replace("whsec_", "whsk_"),
+    "upper-case prefix": GOOD_SECRET.replace("whsec_", "WHSEC_"),
+    "23 bytes": secret_of(23),
+    "65 bytes": secret_of(65),
+    "URL alphabet": "whsec_" + "-_" * 16,
+    "no padding": secret_of(32).rstrip("="),
+    "too much padding": GOOD_SECRET + "====",
+    "padding inside": "whsec_AA==" + "A" * 32,
+    "space": GOOD_SECRET + " ",
+    "newline": GOOD_SECRET + "\n",
+    "newline inside": "whsec_" + "A" * 16 + "\n" + "A" * 16,
+    "non-ASCII": GOOD_SECRET + "é",
+}
+BAD_KEYS = {
+    "empty": "",
+    "256 characters": "k" * 256,
+    "newline": "key\n",
+    "control": "k\x01ey",
+    "DEL": "key\x7f",
+}
+BAD_CORRELATION_IDS = {
+    "empty": "",
+    "256 characters": "c" * 256,
+    "newline": "c\n",
+    "header": "c\r\nx: y",
+    "tab": "a\tb",
+    "outer space": " c",
+    "trailing space": "c ",
+    "only space": " ",
+    "DEL": "c\x7f",
+    "non-ASCII": "é",
+}
+BAD_HEADERS = {
+    "array": "[]",
+    "string": '"x"',
+    "null": "null",
+    "number inside": '{"x": 1}',
+    "null inside": '{"x": null}',
+    "object inside": '{"x": {"y": "z"}}',
+    "one of two": '{"x": "y", "z": ["y"]}',
+}
+
+PUBLISHED = {"event_type": "'a'", "payload": "'{}'", "idempotency_key": "'k'", "correlation_id": "'c'"}
+
+
+def policy_bad(*names: str) -> list[Bad]:
+    """What no retry policy may have."""
+    bad = {
+        "max_attempts": not_positive("max_attempts"),
+        "base_delay_seconds": out_of_range(
+            "base_delay_seconds", "base_delay_seconds must be 0 to 31536000", "-0.1", "31536001", "'NaN'"
+        ),
+        "max_delay_seconds": out_of_range(
+            "max_delay_seconds", "max_delay_seconds must be 0 to 31536000", "-0.1", "'Infinity'", "'NaN'"
+        ),
+        "jitter": out_of_range("jitter", "jitter must be 0 to 1", "-0.1", "1.1", "'NaN'"),
+    }
+    return [each for name in names for each in bad[name]]
+
+
+def subscription_bad() -> list[Bad]:
+    """What no subscription may be given, at its birth or later."""
+    return [
+        *(wrong("callback_url must be", callback_url=literal(url)) for url in BAD_ADDRESSES.values()),
+        *out_of_range("max_attempts", "max_attempts must be 1 to 1000", "0", "-1", "1001"),
+        *policy_bad("base_delay_seconds"),
+        *(wrong("headers must be an object of strings", headers=literal(h)) for h in BAD_HEADERS.values()),
+        wrong("description must be at most 500 characters", description="repeat('x', 501)"),
+    ]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "publish": Function(
+        PUBLISHED,
+        frozenset({"idempotency_key", "correlation_id"}),
+        [
+            *(wrong("event_type must be", event_type=literal(each)) for each in BAD_EVENT_TYPES.values()),
+            *(wrong("idempotency_key must be", idempotency_key=literal(k)) for k in BAD_KEYS.values()),
+            *(
+                wrong("correlation_id must be", correlation_id=literal(c))
+                for c in BAD_CORRELATION_IDS.values()
+            ),
+            Bad("WH409", "idempotency key 'used' was used", {"idempotency_key": "'used'"}),
+            Bad("22P02", "invalid input syntax for type json", {"payload": "'{'"}),
+            Bad("22P02", "invalid input syntax for type json", {"payload": "''"}),
+            Bad("22P02", "invalid input syntax for type json", {"payload": "'NaN'"}),
+        ],
+    ),
+    "publish_many": Function(
+        {
+            "event_types": "array['a', 'b']",
+            "payloads": "array['{}', '{}']::json[]",
+            "idempotency_keys": "array['k', null]",
+            "correlation_ids": "array['c', null]",
+        },
+        bad=[
+            wrong("one event type, payload", event_types="array['a']"),
+            wrong("one event type, payload", payloads="array['{}', '{}', '{}']::json[]"),
+            wrong("one event type, payload", idempotency_keys="array['k']"),
+            wrong("one event type, payload", correlation_ids="'{}'"),
+            wrong(
+                "at least one event",
+                event_types="'{}'",
+                payloads="'{}'",
+                idempotency_keys="'{}'",
+                correlation_ids="'{}'",
+            ),
+            wrong("event_type must be", event_types="array['a', null]"),
+            wrong("event_type must be", event_types="array['a', repeat('b', 101)]"),
+            wrong("payload must be", payloads="array['{}', null]::json[]"),
+            wrong("idempotency_key must be", idempotency_keys="array['k', '']"),
+            wrong("correlation_id must be", correlation_ids="array[null, ' ']"),
+            Bad("WH409", "idempotency key 'used' was used", {"idempotency_keys": "array[null, 'used']"}),
+            Bad(
+                "WH409",
+                "idempotency key 'k' was used",
+                {"idempotency_keys": "array['k', 'k']", "payloads": "array['1', '2']::json[]"},
+            ),
+        ],
+    ),
+    "route_events": Function(
+        {"batch_size": "10", "first_event_id": "0"},
+        bad=not_positive("batch_size"),
+    ),
+    "due_subscriptions": Function(
+        {"after_subscription_id": "0", "max_subscriptions": "10"},
+        bad=not_positive("max_subscriptions"),
+    ),
+    "start_due_sagas": Function(
+        {
+            "subscription_ids": f"array[{SUBSCRIPTION}, {NOBODY}]",
+            "quotas": "array[10, 10]",
+            "saga_marks": "array[null, null]::timestamptz[]",
+            "job_marks": "array[null, null]::bigint[]",
+            "subscription_window": "64",
+            "max_attempts": "5",
+        },
+        bad=[
+            wrong("one quota, saga mark and job mark", subscription_ids=f"array[{SUBSCRIPTION}]"),
+            wrong("one quota, saga mark and job mark", quotas="array[10]"),
+            wrong("one quota, saga mark and job mark", saga_marks="'{}'"),
+            wrong("one quota, saga mark and job mark", job_marks="array[null, null, 1]"),
+            wrong(
+                "at least one subscription",
+                subscription_ids="'{}'",
+                quotas="'{}'",
+                saga_marks="'{}'",
+                job_marks="'{}'",
+            ),
+            wrong("must be distinct and not null", subscription_ids=f"array[{SUBSCRIPTION}, {SUBSCRIPTION}]"),
+            wrong("must be distinct and not null", subscription_ids=f"array[{SUBSCRIPTION}, null]"),
+            *not_positive("subscription_window", "max_attempts"),
+        ],
+    ),
+    "dead_letter_exhausted": Function(
+        {"after_saga_id": "0", "batch_size": "10", "max_attempts": "1"},
+        bad=not_positive("batch_size", "max_attempts"),
+    ),
+    "apply_results": Function(
+        {
+            "batch_size": "10",
+            "max_attempts": "5",
+            "base_delay_seconds": "30",
+            "max_delay_seconds": "3600",
+            "jitter": "0",
+            "failing_after": "10",
+            "reported_job_ids": "null",
+            "excluded_job_ids": "'{}'",
+        },
+        frozenset({"reported_job_ids"}),
+        [
+            *not_positive("batch_size", "failing_after"),
+            *policy_bad("max_attempts", "base_delay_seconds", "max_delay_seconds", "jitter"),
+        ],
+    ),
+    "claim_jobs": Function(
+        {
+            "worker_id": "'worker'",
+            "wanted": "10",
+            "lease_seconds": "60",
+            "subscription_slots": "10",
+            "busy_subscription_ids": f"array[{NOBODY}]",
+            "busy_slots": "array[1]",
+            "first_job_id": "0",
+        },
+        bad=[
+            wrong("worker_id must be 1 to 200 characters", worker_id="''"),
+            wrong("worker_id must be 1 to 200 characters", worker_id="repeat('w', 201)"),
+            *not_positive("wanted", "subscription_slots"),
+            *out_of_range(
+                "lease_seconds",
+                "lease_seconds must be above 0 and at most 86400",
+                *("0", "-1", "86401", "'NaN'", "'Infinity'"),
+            ),
+            wrong("one number of busy slots", busy_subscription_ids="'{}'"),
+            wrong("one number of busy slots", busy_slots="array[1, 2]"),
+        ],
+    ),
+    "load_deliveries": Function(
+        {"job_ids": f"array[{NOBODY}]", "lease_tokens": f"array[{TOKEN}]::uuid[]"},
+        bad=[
+            wrong("one lease token for each job", job_ids="array[1, 2]"),
+            wrong("one lease token for each job", lease_tokens="'{}'"),
+        ],
+    ),
+    "report_results": Function(
+        {
+            "job_ids": f"array[{NOBODY}]",
+            "lease_tokens": f"array[{TOKEN}]::uuid[]",
+            "response_statuses": "array[200]",
+            "error_codes": "array[null]::text[]",
+            "durations_ms": "array[1]",
+            "retry_after_seconds": "array[null]::double precision[]",
+            "response_excerpts": "array[null]::bytea[]",
+        },
+        bad=[
+            *(
+                wrong("one of each for each job", **{name: "'{}'"})
+                for name in (
+                    "lease_tokens",
+                    "response_statuses",
+                    "error_codes",
+                    "durations_ms",
+                    "retry_after_seconds",
+                    "response_excerpts",
+                )
+            ),
+            wrong("one of each for each job", job_ids="array[1, 2]"),
+            wrong("job_ids must be distinct and not null", job_ids="array[null]::bigint[]"),
+            wrong("lease_tokens must not be null", lease_tokens="array[null]::uuid[]"),
+            wrong(
+                "at least one job",
+                job_ids="'{}'",
+                lease_tokens="'{}'",
+                response_statuses="'{}'",
+                error_codes="'{}'",
+                durations_ms="'{}'",
+                retry_after_seconds="'{}'",
+                response_excerpts="'{}'",
+            ),
+            wrong(
+                "job_ids must be distinct and not null",
+                job_ids="array[1, 1]",
+                lease_tokens=f"array[{TOKEN}, {TOKEN}]::uuid[]",
+                response_statuses="array[200, 500]",
+                error_codes="array[null, null]::text[]",
+                durations_ms="array[1, 1]",
+                retry_after_seconds="array[null, null]::double precision[]",
+                response_excerpts="array[null, null]::bytea[]",
+            ),
+        ],
+    ),
+    "release_jobs": Function(
+        {"job_ids": f"array[{NOBODY}]", "lease_tokens": f"array[{TOKEN}]::uuid[]"},
+        bad=[
+            wrong("one lease token for each job", job_ids="array[1, 2]"),
+            wrong("one lease token for each job", lease_tokens="'{}'"),
+        ],
+    ),
+    "reset_expired_leases": Function(
+        {"batch_size": "10", "max_lease_resets": "5", "first_lease_until": "'-infinity'"},
+        bad=[
+            *not_positive("batch_size"),
+            wrong("max_lease_resets must be 0 or more", max_lease_resets="-1"),
+        ],
+    ),
+    "requeue_dead_letter": Function(
+        {"dead_letter_id": f"{DEAD_LETTER}"},
+        bad=[
+            missing(f"no dead letter {NOBODY}", dead_letter_id=f"{NOBODY}"),
+            missing("no dead letter 0", dead_letter_id="0"),
+            missing("no dead letter -1", dead_letter_id="-1"),
+            Bad("WH412", "subscription 2 is not active and verified", {"dead_letter_id": "2"}),
+        ],
+    ),
+    "requeue_dead_letters": Function(
+        {
+            "only_subscription_id": f"{SUBSCRIPTION}",
+            "only_error_code": "'HTTP_500'",
+            "failed_after": "'-infinity'",
+            "failed_before": "'infinity'",
+            "after_id": "0",
+            "batch_size": "10",
+            "dry_run": "false",
+        },
+        frozenset({"only_subscription_id", "only_error_code", "failed_after", "failed_before"}),
+        not_positive("batch_size"),
+    ),
+    "create_subscription": Function(
+        {
+            "event_type": "'order.created'",
+            "callback_url": f"'{ADDRESS}'",
+            "max_attempts": "5",
+            "base_delay_seconds": "30",
+            "headers": """'{"x": "y"}'""",
+            "description": "'a description'",
+            "secret": f"'{GOOD_SECRET}'",
+        },
+        frozenset({"max_attempts", "base_delay_seconds", "description", "secret"}),
+        [
+            *(wrong("event_type must be", event_type=literal(each)) for each in BAD_EVENT_TYPES.values()),
+            *subscription_bad(),
+            *(wrong("secret must be whsec_", secret=literal(each)) for each in BAD_SECRETS.values()),
+        ],
+    ),
+    "update_subscription": Function(
+        {
+            "subscription_id": f"{SUBSCRIPTION}",
+            "changed": "'{active,callback_url,max_attempts,base_delay_seconds,headers,description}'",
+            "active": "false",
+            "callback_url": "'https://elsewhere.example/'",
+            "max_attempts": "5",
+            "base_delay_seconds": "30",
+            "headers": """'{"x": "y"}'""",
+            "description": "'a description'",
+        },
+        frozenset({"max_attempts", "base_delay_seconds", "description"}),
+        [
+            missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}"),
+            wrong("changed may name active, callback_url", changed="'{active,activ}'"),
+            wrong("changed may name active, callback_url", changed="'{verified}'"),
+            wrong("changed may name active, callback_url", changed="'{event_type}'"),
+            wrong("changed may name active, callback_url", changed="'{Active}'"),
+            wrong("changed may name active, callback_url", changed="array['active', null]"),
+            *subscription_bad(),
+        ],
+    ),
+    "begin_verification": Function(
+        {"subscription_id": f"{SUBSCRIPTION}"},
+        bad=[missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}")],
+    ),
+    "complete_verification": Function(
+        {
+            "subscription_id": f"{SUBSCRIPTION}",
+            "challenge": "(select challenge from webhookd.begin_verification(1))",
+        },
+        bad=[
+            missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}", challenge="'x'"),
+            Bad("WH413", "not the challenge of subscription 1 any more", {"challenge": "'x'"}),
+            Bad("WH413", "not the challenge of subscription 1 any more", {"challenge": "''"}),
+            Bad("WH413", "not the challenge of subscription 1 any more", {"challenge": "repeat('x', 9999)"}),
+        ],
+    ),
+    "rotate_secret": Function(
+        {"subscription_id": f"{SUBSCRIPTION}", "overlap_seconds": "60", "secret": f"'{GOOD_SECRET}'"},
+        frozenset({"secret"}),
+        [
+            missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}"),
+            *out_of_range(
+                "overlap_seconds",
+                "overlap_seconds must be 0 to 31536000",
+                *("-1", "31536001", "'NaN'", "'Infinity'"),
+            ),
+            *(wrong("secret must be whsec_", secret=literal(each)) for each in BAD_SECRETS.values()),
+        ],
+    ),
+}
+
+
+def call(name: str, arguments: Arguments) -> str:
+    """The statement that calls a function, its arguments by name."""
+    given = ", ".join(f"{argument} => {value}" for argument, value in arguments.items())
+    return f"select * from webhookd.{name}({given})"
+
+
+async def contents(superuser: Connection) -> dict[str, list[str]]:
+    """Every row of every table of ours, as text."""
+    tables = await superuser.fetch("select tablename from pg_tables where schemaname = 'webhookd'")
+    assert tables
+    return {
+        table: [row[0] for row in await superuser.fetch(f"select t::text from webhookd.{table} t order by 1")]
+        for (table,) in tables
+    }
+
+
+async def refusal(connection: Connection, statement: str) -> asyncpg.PostgresError | None:
+    """How a statement is refused; None if it is not."""
+    try:
+        await connection.execute(statement)
+    except asyncpg.PostgresError as error:
+        return error
+    return None
+
+
+async def serve_and_undo(connection: Connection, statement: str) -> None:
+    """Run a statement that must not fail, and take back what it did."""
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        await connection.execute(statement)
+    finally:
+        await transaction.rollback()
+
+
+@pytest.fixture
+async def world(flow: Flow) -> Flow:
+    """A database in which each function has something to do.
+
+    Two subscriptions with a dead letter each, the second one held; a challenge under way; sagas Pending,
+    InProgress and PendingRetry; jobs Pending, expired, and reported but not applied; an event with a key that
+    waits for routing.
+    """
+    assert await flow.subscribe("first.type", max_attempts=1) == SUBSCRIPTION
+    assert await flow.subscribe("second.type", max_attempts=1) == HELD
+    for event_type in ("first.type", "second.type"):
+        await flow.publish(event_type)
+        await flow.route()
+        [buried] = await flow.attempt(500)
+        assert buried.dead_letter_id == buried.subscription_id
+    await flow.daemon.execute("select webhookd.update_subscription($1, '{active}', false)", HELD)
+    await flow.daemon.execute("select webhookd.update_subscription($1, '{max_attempts}')", SUBSCRIPTION)
+    await flow.daemon.execute("select webhookd.begin_verification($1)", SUBSCRIPTION)
+
+    await next_job(flow)
+    [lease] = await flow.claim()
+    await flow.report(lease, 500)
+    await flow.apply(POLICY._replace(base_delay_seconds=1000))
+    await next_job(flow)
+    [lease] = await flow.claim()
+    await flow.expire_lease(lease.job_id)
+    await next_job(flow)
+    [lease] = await flow.claim()
+    await flow.report(lease)
+    await next_job(flow)
+    await flow.publish("first.type")
+    await flow.route()
+    await flow.publish("first.type", '"used"', "used")
+    return flow
+
+
+async def next_job(flow: Flow) -> None:
+    """One more job that waits."""
+    await flow.publish("first.type")
+    await flow.route()
+    [started] = await flow.start([SUBSCRIPTION])
+    assert started.started == 1
+
+
+async def test_every_function_of_the_daemon_is_tried(flow: Flow) -> None:
+    """The list above has each function that webhookd_app may execute, with each of its arguments."""
+    rows = await flow.superuser.fetch(
+        "select proname, proargnames[1:pronargs] from pg_proc where pronamespace = 'webhookd'::regnamespace"
+        " and has_function_privilege('webhookd_app', oid, 'execute')"
+    )
+    assert {name: list(arguments) for name, arguments in rows} == {
+        name: list(function.good) for name, function in FUNCTIONS.items()
+    }
+
+
+async def test_good_calls_are_served(world: Flow, subtests: pytest.Subtests) -> None:
+    """What the bad calls are made from is good, also with null where null means something."""
+    for name, function in FUNCTIONS.items():
+        for nothing in ({}, *({argument: "null"} for argument in function.nullable)):
+            with subtests.test(f"{name} {nothing}"):
+                await serve_and_undo(world.daemon, call(name, {**function.good, **nothing}))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+async def test_bad_calls_are_refused_and_change_nothing(
+    world: Flow, name: str, subtests: pytest.Subtests
+) -> None:
+    """Each bad or missing argument has its SQLSTATE and a message, and every table stays as it was."""
+    function = FUNCTIONS[name]
+    nulls = [
+        wrong("", **{argument: "null"}) for argument in function.good if argument not in function.nullable
+    ]
+    before = await contents(world.superuser)
+    for bad in (*function.bad, *nulls):
+        statement = call(name, {**function.good, **bad.arguments})
+        with subtests.test(str(bad.arguments)[:200]):
+            error = await refusal(world.daemon, statement)
+            assert error is not None, f"not refused: {statement[:500]}"
+            assert error.sqlstate == bad.sqlstate, error.message
+            assert bad.message in str(error.message)
+    assert await contents(world.superuser) == before
+
+
+async def test_the_largest_size_is_no_error(world: Flow, subtests: pytest.Subtests) -> None:
+    """A size may be as large as its type, and then means "all"."""
+    for name, size in (
+        ("route_events", "batch_size"),
+        ("due_subscriptions", "max_subscriptions"),
+        ("start_due_sagas", "subscription_window"),
+        ("dead_letter_exhausted", "batch_size"),
+        ("apply_results", "batch_size"),
+        ("claim_jobs", "wanted"),
+        ("claim_jobs", "subscription_slots"),
+        ("reset_expired_leases", "batch_size"),
+        ("requeue_dead_letters", "batch_size"),
+    ):
+        with subtests.test(f"{name} {size}"):
+            await serve_and_undo(world.daemon, call(name, {**FUNCTIONS[name].good, size: "2147483647"}))
+
+
+async def test_what_just_fits_is_accepted(flow: Flow) -> None:
+    """The longest values that the messages promise are taken, by functions and tables alike."""
+    address = "https://receiver.example/".ljust(500, "x")
+    for secret in (secret_of(24), secret_of(64)):
+        await flow.daemon.execute(
+            "select webhookd.create_subscription($1, $2, 1000, 31536000, '{}', $3, $4)",
+            "t" * 100,
+            address,
+            "d" * 500,
+            secret,
+        )
+        await flow.daemon.execute("select webhookd.rotate_secret(1, 31536000, $1)", secret)
+    await flow.daemon.execute(
+        "select webhookd.publish($1, '{}', $2, $3)", "t" * 100, "\U0001f600" * 255, "~" * 255
+    )
+    await flow.verify(SUBSCRIPTION)
+    await flow.route()
+    await flow.start()
+    [lease] = await flow.claim(worker_id="w" * 200, lease_seconds=86400)
+    assert lease.callback_url == address
+
+
+async def test_the_table_asks_for_https_too(flow: Flow, subtests: pytest.Subtests) -> None:
+    """An address that the function refuses is refused by the table's own check, whoever writes."""
+    for name, address in BAD_ADDRESSES.items():
+        with subtests.test(name):
+            error = await refusal(
+                flow.superuser,
+                "insert into webhookd.subscriptions (event_type, callback_url)"
+                f" values ('a', {literal(address)})",
+            )
+            assert error is not None, "not refused"
+            too_long = len(address) > 500
+            assert error.sqlstate == ("22001" if too_long else "23514"), error.message
+    assert await flow.superuser.fetchval("select count(*) from webhookd.subscriptions") == 0
+
+
+# Where a wrong job or token is no error, for the rest of the batch goes on
+
+
+async def test_a_report_of_a_wrong_job_or_token_is_a_verdict(world: Flow) -> None:
+    """A wrong token is stale, an unknown job unknown; neither changes anything."""
+    [lease] = await world.claim()
+    before = await contents(world.superuser)
+    assert await world.report(lease._replace(lease_token=uuid4())) is ReportVerdict.STALE
+    assert await world.report(lease._replace(job_id=NOBODY)) is ReportVerdict.UNKNOWN
+    assert await contents(world.superuser) == before
+
+
+async def test_a_bad_report_does_not_stop_the_good_one(world: Flow) -> None:
+    """In one batch each job gets its own verdict."""
+    [lease] = await world.claim()
+    finished_id = await world.daemon.fetchval(
+        "select min(id) from webhookd.webhook_delivery_jobs where status = 'Failed'"
+    )
+    verdicts = await jobs.report(
+        world.daemon,
+        [
+            jobs.Report(NOBODY, lease.lease_token, 200),
+            jobs.Report(lease.job_id, lease.lease_token, 200),
+            jobs.Report(finished_id, lease.lease_token, 200),
+        ],
+    )
+    assert verdicts == {
+        NOBODY: ReportVerdict.UNKNOWN,
+        lease.job_id: ReportVerdict.ACCEPTED,
+        finished_id: ReportVerdict.STALE,
+    }
+    assert await world.job_status(lease.job_id) is JobStatus.COMPLETED
+    assert await world.job_status(finished_id) is JobStatus.FAILED
+
+
+async def test_loading_and_releasing_leave_out_what_is_not_held(world: Flow) -> None:
+    """Only jobs with their right tokens are loaded or released; the others are left out, and left alone."""
+    [lease] = await world.claim()
+    wrong_ones = [lease._replace(lease_token=uuid4()), lease._replace(job_id=NOBODY)]
+    before = await contents(world.superuser)
+    assert await jobs.load(world.daemon, wrong_ones) == []
+    assert await jobs.release(world.daemon, wrong_ones) == []
+    assert await jobs.load(world.daemon, []) == []
+    assert await jobs.release(world.daemon, []) == []
+    assert await contents(world.superuser) == before
+    [loaded] = await jobs.load(world.daemon, [*wrong_ones, lease])
+    assert loaded.job_id == lease.job_id
+    assert await jobs.release(world.daemon, [*wrong_ones, lease]) == [lease.job_id]
+    assert await world.job_status(lease.job_id) is JobStatus.PENDING
+    assert await jobs.load(world.daemon, [lease]) == []
+    assert await jobs.release(world.daemon, [lease]) == []
+
+
+async def test_any_answer_can_be_reported(world: Flow) -> None:
+    """No result is unstorable: what is too long is cut, what makes no sense is mended, and all is applied."""
+    odd = [
+        jobs.Report(0, uuid4(), 500, "E" * 1000, -5, 1e300, b"\x00\xff" * 5000),
+        jobs.Report(0, uuid4(), None, None, 1, None, None),
+        jobs.Report(0, uuid4(), 200, "TIMEOUT", 1, -1.0, b""),
+        jobs.Report(0, uuid4(), -7, "", 2_147_483_647, float("nan"), None),
+        jobs.Report(0, uuid4(), 2_147_483_647, None, 1, float("-inf"), None),
+        jobs.Report(0, uuid4(), 302, None, 1, float("inf"), None),
+    ]
+    for _ in odd:
+        await world.publish("first.type")
+    await world.route()
+    await world.start([SUBSCRIPTION])
+    leases = (await world.claim())[-len(odd) :]
+    await world.apply()
+    reports = [
+        report._replace(job_id=lease.job_id, lease_token=lease.lease_token)
+        for report, lease in zip(odd, leases, strict=True)
+    ]
+    verdicts = await jobs.report(world.daemon, reports)
+    assert set(verdicts.values()) == {ReportVerdict.ACCEPTED}
+    rows = await world.superuser.fetch(
+        "select status, error_code, duration_ms, length(response_excerpt)"
+        " from webhookd.webhook_delivery_jobs where id = any($1) order by id",
+        [report.job_id for report in reports],
+    )
+    assert [tuple(row) for row in rows] == [
+        ("Failed", "E" * 100, None, 4096),
+        ("Failed", "INTERNAL", 1, None),
+        ("Failed", "TIMEOUT", 1, 0),
+        ("Failed", "HTTP_-7", 2_147_483_647, None),
+        ("Failed", "HTTP_2147483647", 1, None),
+        ("Failed", "HTTP_302", 1, None),
+    ]
+    moved = await world.apply()
+    assert [(each.status, each.problem) for each in moved] == [(SagaStatus.PENDING_RETRY, None)] * len(odd)
+    latest = max(each.next_attempt_at for each in moved)
+    assert await world.superuser.fetchval(
+        "select $1::timestamptz <= now() + make_interval(secs => $2)", latest, POLICY.max_delay_seconds
+    )
+
+
+async def test_an_unknown_subscription_or_job_gets_nothing(world: Flow) -> None:
+    """Filters and shares that name nobody are answered with nothing, and change nothing."""
+    before = await contents(world.superuser)
+    assert await sagas.apply_results(world.daemon, 10, POLICY, 10, [NOBODY]) == []
+    [share] = await world.start([NOBODY])
+    assert (share.started, share.active, share.drained) == (0, 0, True)
+    which = dead_letters.Filter(subscription_id=NOBODY)
+    bulk = await dead_letters.requeue_many(world.daemon, which, 0, 10, dry_run=False)
+    assert (bulk.matched, bulk.requeued, bulk.skipped) == (0, 0, 0)
+    assert await contents(world.superuser) == before
+
+
+async def test_no_quota_starts_nothing(world: Flow) -> None:
+    """A share of nothing, or less, is not an error and not a job."""
+    before = await contents(world.superuser)
+    for quota in (0, -1):
+        [share] = await world.start([SUBSCRIPTION], quota=quota)
+        assert share.started == 0
+    assert await contents(world.superuser) == before
+    [share] = await world.start([SUBSCRIPTION], quota=1)
+    assert share.started == 1
+
+
+async def test_busy_slots_named_twice_double_no_lease(world: Flow) -> None:
+    """A subscription that is named twice among the busy ones is refused, or its jobs are leased once each."""
+    claimed: list[int] = []
+    with contextlib.suppress(asyncpg.PostgresError):
+        rows = await world.daemon.fetch(
+            "select job_id from webhookd.claim_jobs('worker', 10, 60, 10, array[$1, $1]::bigint[], '{1,2}')",
+            SUBSCRIPTION,
+        )
+        claimed = [row["job_id"] for row in rows]
+    assert len(claimed) == len(set(claimed))

@@ -1,0 +1,296 @@
+"""`webhookd migrate` as a process: its exit codes, its lines, and never a traceback."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.postgres import LocalServer, free_port
+from tests.support.waiting import POLL_INTERVAL_SECONDS, until_blocked
+from webhookd import __version__
+from webhookd.store import migrations
+from webhookd.store.connection import Connection
+from webhookd.store.schema_files import shipped
+
+ROOT = Path(__file__).resolve().parents[2]
+DSN = "WEBHOOKD_DATABASE_DSN"
+# As much as a process may take on a busy machine; nothing waits for it to pass.
+PROCESS_TIMEOUT_SECONDS = 60
+UP_TO_DATE = "The schema is up to date."
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: list[str]
+    err: list[str]
+
+
+class Command:
+    """The command line, in an empty folder and an environment of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def start(self, *arguments: str, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
+        """Start a command."""
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "webhookd",
+            *arguments,
+            cwd=self.folder,
+            # Nothing of the tester's own; only what lets Python find this checkout.
+            env={"PYTHONPATH": str(ROOT), **environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def run(self, *arguments: str, dsn: str | None = None, **environment: str) -> Ended:
+        """Run a command to its end."""
+        if dsn is not None:
+            environment[DSN] = dsn
+        return await self.end(await self.start(*arguments, environment=environment))
+
+    async def refused(self, code: int, *arguments: str, dsn: str | None = None, **environment: str) -> str:
+        """Run a command that must fail with this code; the one line it says about it."""
+        ended = await self.run(*arguments, dsn=dsn, **environment)
+        assert not any("Traceback" in line for line in ended.err), ended.err
+        assert ended.code == code, ended
+        assert len(ended.err) == 1, ended.err
+        return ended.err[0]
+
+    async def end(self, process: asyncio.subprocess.Process) -> Ended:
+        """Wait for a command's end."""
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), PROCESS_TIMEOUT_SECONDS)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode is not None
+        return Ended(process.returncode, out.decode().splitlines(), err.decode().splitlines())
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Give the command line, in a folder without configuration."""
+    return Command(tmp_path)
+
+
+# Done
+
+
+async def test_migrate_says_what_it_did(command: Command, empty_database: Database) -> None:
+    """The first run names each thing it applied; the second finds nothing to do; both end with 0."""
+    dsn = empty_database.dsn("migrator")
+    applied = [*(migration.name for migration in shipped().migrations), "functions and rights"]
+    expected = [*(f"applied {name}" for name in applied), UP_TO_DATE]
+    assert await command.run("migrate", dsn=dsn) == Ended(0, expected, [])
+    assert await command.run("migrate", dsn=dsn) == Ended(0, [UP_TO_DATE], [])
+
+
+async def test_check_says_what_is_pending(command: Command, empty_database: Database) -> None:
+    """`--check` ends with 1 and names what is pending before, with 0 after, and changes nothing."""
+    dsn = empty_database.dsn("migrator")
+    pending = [*(migration.name for migration in shipped().migrations), "functions and rights"]
+    for _ in range(2):
+        ended = await command.run("migrate", "--check", dsn=dsn)
+        assert (ended.code, ended.out) == (1, [f"pending {name}" for name in pending])
+        assert ended.err == ["The schema is not up to date: run `webhookd migrate`."]
+    assert (await command.run("migrate", dsn=dsn)).code == 0
+    assert await command.run("migrate", "--check", dsn=dsn) == Ended(0, [UP_TO_DATE], [])
+
+
+async def test_the_daemons_login_may_check(command: Command, database: Database) -> None:
+    """A login that has nothing but webhookd_app can ask whether the schema is up to date."""
+    ended = await command.run("migrate", "--check", dsn=database.dsn("daemon"))
+    assert ended == Ended(0, [UP_TO_DATE], [])
+
+
+async def test_the_address_may_stand_in_a_file(command: Command, database: Database) -> None:
+    """./webhookd.toml, $WEBHOOKD_CONFIG and --config all name the database; the environment's DSN wins."""
+    good = f'[database]\ndsn = "{database.dsn("daemon")}"\n'
+    closed = '[database]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n'
+    (command.folder / "webhookd.toml").write_text(closed)
+    (command.folder / "good.toml").write_text(good)
+    assert (await command.run("migrate")).code == 69
+    assert (await command.run("migrate", dsn=database.dsn("daemon"))).code == 0
+    assert (await command.run("migrate", WEBHOOKD_CONFIG="good.toml")).code == 0
+    assert (await command.run("--config", "good.toml", "migrate", WEBHOOKD_CONFIG="webhookd.toml")).code == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["migrate", "--help"]])
+async def test_help_is_given(command: Command, arguments: list[str]) -> None:
+    """Help needs neither configuration nor database, and is no error."""
+    ended = await command.run(*arguments)
+    assert (ended.code, ended.err) == (0, [])
+    assert ended.out[0].startswith("Usage: ")
+    assert any(("--check" if "migrate" in arguments else "migrate") in line for line in ended.out)
+
+
+async def test_the_version_is_told(command: Command) -> None:
+    """`--version` names program and version."""
+    assert await command.run("--version") == Ended(0, [f"webhookd, version {__version__}"], [])
+
+
+# Refused
+
+
+async def test_no_database_is_a_bad_configuration(command: Command) -> None:
+    """Without any DSN both ways of setting one are named."""
+    line = await command.refused(78, "migrate")
+    assert "[database] dsn" in line
+    assert DSN in line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[database]\ndns = "x"\n', "webhookd.toml: unknown key database.dns: did you mean dsn?"),
+        ("[databases]\n", "webhookd.toml: unknown section [databases]: did you mean database?"),
+        ("[database]\ndsn = 5\n", "database.dsn"),
+        ("[database]\ndsn = \n", "line 2,"),
+    ],
+    ids=["key", "section", "type", "syntax"],
+)
+async def test_a_bad_file_is_a_bad_configuration(command: Command, text: str, expected: str) -> None:
+    """What is wrong with a file is told with its name, and with what was probably meant."""
+    (command.folder / "webhookd.toml").write_text(text)
+    line = await command.refused(78, "migrate")
+    assert "webhookd.toml" in line
+    assert expected in line
+
+
+async def test_a_missing_file_is_a_bad_configuration(command: Command, database: Database) -> None:
+    """A file that was named must be there, even if the environment has all that is needed."""
+    line = await command.refused(78, "--config", "no.toml", "migrate", dsn=database.dsn("daemon"))
+    assert "no.toml" in line
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "nonsense",
+        "mysql://u@127.0.0.1/x",
+        "postgresql://u@127.0.0.1:port/x",
+        "postgresql://u@127.0.0.1:99999/x",
+        "postgresql://u@[::1/x",
+        "postgresql://u@127.0.0.1/x?sslmode=perhaps",
+    ],
+)
+async def test_an_unusable_dsn_is_a_bad_configuration(command: Command, dsn: str) -> None:
+    """What cannot be read as an address is blamed on the setting, not on the database."""
+    assert "dsn" in await command.refused(78, "migrate", dsn=dsn)
+
+
+async def test_a_closed_port_is_unavailable(command: Command) -> None:
+    """Nobody listening ends with 69, and says that the database is unavailable."""
+    dsn = f"postgresql://nobody@127.0.0.1:{free_port()}/none"
+    for arguments in (["migrate"], ["migrate", "--check"]):
+        assert "database unavailable" in await command.refused(69, *arguments, dsn=dsn)
+
+
+async def test_a_wrong_password_is_unavailable(command: Command, database: Database) -> None:
+    """A login that the server refuses ends with 69, in the server's words, without the password."""
+    if not isinstance(database.server, LocalServer):
+        pytest.skip("how an existing server authenticates is its own affair")
+    dsn = database.server.dsn(database.name, database.login_name("migrator"), "wrong-password")
+    line = await command.refused(69, "migrate", dsn=dsn)
+    assert "password authentication failed" in line
+    assert "wrong-password" not in line
+
+
+async def test_a_missing_database_is_unavailable(command: Command, database: Database) -> None:
+    """A database that is not there ends with 69."""
+    dsn = database.dsn("migrator").replace(database.name, f"{database.name}_no")
+    assert "does not exist" in await command.refused(69, "migrate", dsn=dsn)
+
+
+@pytest.mark.parametrize("arguments", [["migrate", "--nonsense"], ["nonsense"], ["--nonsense"]])
+async def test_an_unknown_word_is_wrong_usage(command: Command, arguments: list[str]) -> None:
+    """An unknown option or command ends with 2, and is named."""
+    assert "nonsense" in await command.refused(2, *arguments)
+
+
+async def test_a_newer_schema_is_refused(command: Command, database: Database) -> None:
+    """A database that is ahead ends with 1 and says what to do."""
+    superuser = await database.connect("superuser")
+    await superuser.execute(
+        "insert into webhookd.schema_migrations (version, name, checksum, webhookd_version)"
+        " values (9999, '9999_future', 'x', '99.0.0')"
+    )
+    for arguments in (["migrate"], ["migrate", "--check"]):
+        line = await command.refused(1, *arguments, dsn=database.dsn("migrator"))
+        assert "newer than this webhookd" in line
+        assert "Upgrade webhookd" in line
+
+
+async def test_a_login_without_rights_is_refused(
+    command: Command, empty_database: Database, database: Database
+) -> None:
+    """A login that may neither migrate nor look ends with 1, and one line."""
+    for each in (empty_database, database):
+        assert "may not" in await command.refused(1, "migrate", dsn=each.dsn("stranger"))
+
+
+async def test_a_database_that_may_only_be_read_is_told_in_a_line(
+    command: Command, empty_database: Database
+) -> None:
+    """Where nothing can be written, as on a standby, migrating ends with a code of ours and one line."""
+    superuser = await empty_database.connect("superuser")
+    await superuser.execute(f"alter database {empty_database.name} set default_transaction_read_only = on")
+    ended = await command.run("migrate", dsn=empty_database.dsn("migrator"))
+    assert ended.code in {1, 69}
+    assert len(ended.err) == 1, ended.err
+    assert "read-only" in ended.err[0]
+
+
+async def test_a_lock_that_is_not_got_is_told_in_a_line(command: Command, empty_database: Database) -> None:
+    """With a lock_timeout, a migration that runs elsewhere ends this one with a code of ours and one line."""
+    superuser = await empty_database.connect("superuser")
+    await superuser.execute(f"alter database {empty_database.name} set lock_timeout = '1ms'")
+    async with superuser.transaction():
+        await superuser.execute("select pg_advisory_xact_lock($1)", migrations._LOCK_KEY)
+        ended = await command.run("migrate", dsn=empty_database.dsn("migrator"))
+    assert ended.code in {1, 69}
+    assert len(ended.err) == 1, ended.err
+    assert "lock" in ended.err[0]
+
+
+async def test_an_interrupted_migration_leaves_nothing(command: Command, empty_database: Database) -> None:
+    """Ctrl-C while it waits ends it with 130, without a traceback and without a trace in the database."""
+    superuser = await empty_database.connect("superuser")
+    async with superuser.transaction():
+        await superuser.execute("select pg_advisory_xact_lock($1)", migrations._LOCK_KEY)
+        process = await command.start("migrate", environment={DSN: empty_database.dsn("migrator")})
+        await until_blocked(await empty_database.connect("superuser"), await until_asking(superuser))
+        process.send_signal(signal.SIGINT)
+        ended = await command.end(process)
+    assert ended.code == 130
+    assert "".join(ended.err) == ""
+    assert await superuser.fetchval("select to_regnamespace('webhookd')") is None
+    assert (await command.run("migrate", dsn=empty_database.dsn("migrator"))).code == 0
+
+
+async def until_asking(superuser: Connection) -> int:
+    """The backend of the command, as soon as it has one in this database."""
+    deadline = asyncio.get_running_loop().time() + PROCESS_TIMEOUT_SECONDS
+    while asyncio.get_running_loop().time() < deadline:
+        await superuser.execute("select pg_stat_clear_snapshot()")
+        pid: int | None = await superuser.fetchval(
+            "select pid from pg_stat_activity"
+            " where application_name = 'webhookd' and datname = current_database()"
+        )
+        if pid is not None:
+            return pid
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
+    raise AssertionError("the command did not connect")

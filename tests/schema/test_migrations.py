@@ -1,0 +1,675 @@
+"""Migrating: an empty database, an up-to-date one, two at once, and whatever must be refused or undone.
+
+All by the login `migrator`, which has CREATEROLE and owns the databases, and is no superuser.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import asyncpg
+import pytest
+
+from tests.conftest import MakeDatabase
+from tests.support.database import ADMIN_OPTION_MAJOR, Cluster, Credentials, Database, Login
+from tests.support.waiting import POLL_INTERVAL_SECONDS, WAIT_TIMEOUT_SECONDS, until_finished
+from webhookd import __version__
+from webhookd.model.errors import SchemaProblem, WebhookdError
+from webhookd.store import migrations
+from webhookd.store.connection import Connection
+from webhookd.store.migrations import Pending, check, migrate
+from webhookd.store.schema_files import FunctionFile, Migration, Schema, shipped
+
+NOTHING = Pending((), code=False)
+EVERYTHING = Pending(shipped().migrations, code=True)
+CODE = Pending((), code=True)
+
+OWNING_ROLES = (
+    "webhookd_owner, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,"
+    " dead_letter_operator, subscription_admin"
+)
+
+# What is in the schema, in words that are the same in every database that has the same.
+CATALOG = {
+    "schema": "select nspowner::regrole::text from pg_namespace where nspname = 'webhookd'",
+    "relations": """
+        select c.relname, c.relkind, c.relowner::regrole, c.reloptions, c.relpersistence, c.relrowsecurity
+        from pg_class c where c.relnamespace = 'webhookd'::regnamespace""",
+    "columns": """
+        select c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+               a.attidentity, a.attcollation::regcollation, a.attstorage, pg_get_expr(d.adbin, d.adrelid)
+        from pg_attribute a join pg_class c on c.oid = a.attrelid
+        left join pg_attrdef d on d.adrelid = c.oid and d.adnum = a.attnum
+        where c.relnamespace = 'webhookd'::regnamespace and a.attnum > 0 and not a.attisdropped""",
+    "constraints": """
+        select conrelid::regclass, conname, convalidated, pg_get_constraintdef(oid)
+        from pg_constraint where connamespace = 'webhookd'::regnamespace""",
+    "indexes": """
+        select pg_get_indexdef(indexrelid), indisvalid from pg_index
+        join pg_class c on c.oid = indrelid where c.relnamespace = 'webhookd'::regnamespace""",
+    "types": """
+        select t.typname, t.typowner::regrole, array(
+            select e.enumlabel from pg_enum e where e.enumtypid = t.oid order by e.enumsortorder)
+        from pg_type t where t.typnamespace = 'webhookd'::regnamespace""",
+    "functions": """
+        select proowner::regrole, pg_get_functiondef(oid)
+        from pg_proc where pronamespace = 'webhookd'::regnamespace""",
+    "triggers": """
+        select pg_get_triggerdef(t.oid), t.tgenabled from pg_trigger t join pg_class c on c.oid = t.tgrelid
+        where c.relnamespace = 'webhookd'::regnamespace and not t.tgisinternal""",
+    "rights": """
+        select what, grantor::regrole, case when grantee = 0 then 'public' else grantee::regrole::text end,
+               privilege_type, is_grantable
+        from (
+            select 'schema' as what, coalesce(nspacl, acldefault('n', nspowner)) as acl
+            from pg_namespace where nspname = 'webhookd'
+            union all
+            select c.oid::regclass::text, coalesce(
+                c.relacl, acldefault(case when c.relkind = 'S' then 's' else 'r' end::"char", c.relowner))
+            from pg_class c where c.relnamespace = 'webhookd'::regnamespace and c.relkind in ('r', 'S')
+            union all
+            select a.attrelid::regclass || '.' || a.attname, a.attacl
+            from pg_attribute a join pg_class c on c.oid = a.attrelid
+            where c.relnamespace = 'webhookd'::regnamespace and a.attacl is not null
+            union all
+            select p.oid::regprocedure::text, coalesce(p.proacl, acldefault('f', p.proowner))
+            from pg_proc p where p.pronamespace = 'webhookd'::regnamespace
+        ) o cross join aclexplode(o.acl)""",
+}
+
+
+async def described(connection: Connection) -> dict[str, list[str]]:
+    """Everything that is in the schema."""
+    return {
+        what: sorted(str(tuple(row)) for row in await connection.fetch(query))
+        for what, query in CATALOG.items()
+    }
+
+
+async def versions(connection: Connection) -> list[tuple[str, ...]]:
+    """Which transaction wrote what is in the schema, row by row: any writing at all makes another answer."""
+    rows = await connection.fetch(
+        "select 'function', oid::text, xmin::text from pg_proc where pronamespace = 'webhookd'::regnamespace"
+        " union all select 'relation', oid::text, xmin::text from pg_class"
+        " where relnamespace = 'webhookd'::regnamespace"
+        " union all select 'trigger', t.oid::text, t.xmin::text from pg_trigger t"
+        " join pg_class c on c.oid = t.tgrelid where c.relnamespace = 'webhookd'::regnamespace"
+        " union all select 'schema', oid::text, xmin::text from pg_namespace where nspname = 'webhookd'"
+        " union all select 'migration', version::text, xmin::text from webhookd.schema_migrations"
+        " union all select 'code', checksum, xmin::text from webhookd.schema_code"
+        " order by 1, 2"
+    )
+    return [tuple(row) for row in rows]
+
+
+async def has_schema(connection: Connection) -> bool:
+    """Whether there is anything of ours in the database."""
+    return bool(
+        await connection.fetchval("select exists (select from pg_namespace where nspname = 'webhookd')")
+    )
+
+
+async def until_all_wait(observer: Connection, count: int, holding: Connection) -> None:
+    """Return when so many migrations, in whichever database, wait for the holder."""
+    deadline = asyncio.get_running_loop().time() + WAIT_TIMEOUT_SECONDS
+    waiting = 0
+    while asyncio.get_running_loop().time() < deadline:
+        waiting = await observer.fetchval(
+            "select count(*) from pg_stat_activity"
+            " where application_name = 'webhookd' and $1 = any(pg_blocking_pids(pid))",
+            holding.get_server_pid(),
+        )
+        if waiting == count:
+            return
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
+    raise AssertionError(f"{waiting} migrations waited, not {count}")
+
+
+def with_function(schema: Schema, statement: str, owner: str = "job_worker") -> Schema:
+    """The schema with one more file of functions, the last."""
+    text = f"-- owner: {owner}\n{statement};"
+    return replace(schema, functions=(*schema.functions, FunctionFile("zz_more", owner, text)))
+
+
+def with_migration(schema: Schema, statement: str) -> Schema:
+    """The schema with one more migration."""
+    number = schema.migrations[-1].version + 1
+    return replace(
+        schema, migrations=(*schema.migrations, Migration(number, f"{number:04d}_more", statement))
+    )
+
+
+def with_replaced(schema: Schema, old: str, new: str) -> Schema:
+    """The schema with other words in its functions."""
+    assert any(old in file.text for file in schema.functions)
+    return replace(
+        schema,
+        functions=tuple(replace(file, text=file.text.replace(old, new)) for file in schema.functions),
+    )
+
+
+def with_role(schema: Schema, role: str, beside: str) -> Schema:
+    """The schema with one more role, of the same kind as another."""
+    roles = schema.roles.replace(f"'{beside}'", f"'{role}', '{beside}'", 1)
+    assert roles != schema.roles
+    return replace(schema, roles=roles)
+
+
+@asynccontextmanager
+async def dropped_afterwards(cluster: Cluster, role: str) -> AsyncIterator[None]:
+    """Let a role be there for the length of the block."""
+    try:
+        yield
+    finally:
+        async with cluster.superuser() as superuser:
+            if await superuser.fetchval("select to_regrole($1) is not null", role):
+                await superuser.execute(f"drop owned by {role}")
+                await superuser.execute(f"drop role {role}")
+
+
+@pytest.fixture
+async def second(cluster: Cluster) -> AsyncIterator[Credentials]:
+    """A login with CREATEROLE that did not make the roles."""
+    login = Credentials(f"{cluster.prefix}_second_{secrets.token_hex(4)}", "secret")
+    async with dropped_afterwards(cluster, login.name):
+        async with cluster.superuser() as superuser:
+            await superuser.execute(f"create role {login.name} login createrole password '{login.password}'")
+        yield login
+
+
+# Doing it, once
+
+
+async def test_an_empty_database_gets_the_whole_schema(empty_database: Database, database: Database) -> None:
+    """Migrating gives what a copy of the template has, and belongs to the roles, not to the login."""
+    assert await migrate(empty_database.dsn("migrator")) == EVERYTHING
+    new = await described(await empty_database.connect("superuser"))
+    assert new == await described(await database.connect("superuser"))
+    assert all(new.values())
+    assert empty_database.login_name("migrator") not in str(new)
+
+
+async def test_a_migration_is_written_down(empty_database: Database) -> None:
+    """The database knows which migrations it has, by which webhookd, and which functions."""
+    await migrate(empty_database.dsn("migrator"))
+    connection = await empty_database.connect("reader")
+    rows = await connection.fetch(
+        "select version, name, checksum, webhookd_version from webhookd.schema_migrations order by version"
+    )
+    assert [tuple(row) for row in rows] == [
+        (migration.version, migration.name, migration.checksum, __version__)
+        for migration in shipped().migrations
+    ]
+    code = await connection.fetch("select checksum, webhookd_version from webhookd.schema_code")
+    assert [tuple(row) for row in code] == [(shipped().code_checksum, __version__)]
+
+
+async def test_migrating_again_does_nothing(database: Database) -> None:
+    """On an up-to-date database nothing is done and not a row of the catalog is written."""
+    superuser = await database.connect("superuser")
+    before = await versions(superuser)
+    assert await migrate(database.dsn("migrator")) == NOTHING
+    assert await versions(superuser) == before
+
+
+async def test_anybody_of_ours_may_find_nothing_to_do(database: Database) -> None:
+    """An up-to-date database needs no right to migrate: the daemon's login may ask for it too."""
+    assert await migrate(database.dsn("daemon")) == NOTHING
+
+
+async def test_an_upgraded_database_is_like_a_new_one(empty_database: Database, database: Database) -> None:
+    """From an older release's functions and rights, migrating leads to exactly what a new database gets."""
+    older = with_function(
+        with_replaced(shipped(), "must be at least 1", "must be one or more"),
+        "create function webhookd.old(a integer default 1) returns integer language sql as 'select a'",
+    )
+    older = replace(older, grants=f"{older.grants}\ngrant delete on webhookd.events to webhookd_reader;")
+    await migrate(empty_database.dsn("migrator"), older)
+    superuser = await empty_database.connect("superuser")
+    expected = await described(await database.connect("superuser"))
+    assert await described(superuser) != expected
+    assert await migrate(empty_database.dsn("migrator")) == CODE
+    assert await described(superuser) == expected
+
+
+# Two at once
+
+
+async def test_two_migrations_of_one_database(empty_database: Database, database: Database) -> None:
+    """Both wait for the lock; then one does it all, the other finds nothing to do, and both succeed."""
+    holder, observer = await empty_database.connect("superuser"), await empty_database.connect("superuser")
+    async with holder.transaction():
+        await holder.execute("select pg_advisory_xact_lock($1)", migrations._LOCK_KEY)
+        tasks = [asyncio.create_task(migrate(empty_database.dsn("migrator"))) for _ in range(2)]
+        await until_all_wait(observer, 2, holder)
+        assert not await has_schema(observer)
+    for task in tasks:
+        await until_finished(task)
+    assert sorted([await task for task in tasks], key=bool) == [NOTHING, EVERYTHING]
+    assert await described(observer) == await described(await database.connect("superuser"))
+
+
+async def test_a_migration_that_fails_lets_the_next_one_do_it(empty_database: Database) -> None:
+    """Of two at once the failing one leaves the work, whole, to the other."""
+    holder, observer = await empty_database.connect("superuser"), await empty_database.connect("superuser")
+    dsn = empty_database.dsn("migrator")
+    broken = with_migration(shipped(), "select 1 / 0")
+    async with holder.transaction():
+        await holder.execute("select pg_advisory_xact_lock($1)", migrations._LOCK_KEY)
+        failing = asyncio.create_task(migrate(dsn, broken))
+        await until_all_wait(observer, 1, holder)
+        succeeding = asyncio.create_task(migrate(dsn))
+        await until_all_wait(observer, 2, holder)
+    for task in (failing, succeeding):
+        await until_finished(task)
+    assert isinstance(failing.exception(), asyncpg.PostgresError | WebhookdError)
+    assert await succeeding == EVERYTHING
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "rolled back"])
+async def test_two_databases_need_a_role_at_once(
+    cluster: Cluster, make_database: MakeDatabase, *, committed: bool
+) -> None:
+    """Two databases wait for a third to make a role; whoever makes it in the end, both are migrated."""
+    role = f"{cluster.prefix}_role_{secrets.token_hex(4)}"
+    schema = with_role(shipped(), role, "event_ingest_writer")
+    first, second, third = [await make_database() for _ in range(3)]
+    holder, observer = await third.connect("migrator"), await third.connect("superuser")
+    async with dropped_afterwards(cluster, role):
+        transaction = holder.transaction()
+        await transaction.start()
+        await holder.execute(f"create role {role} nologin")
+        tasks = [asyncio.create_task(migrate(each.dsn("migrator"), schema)) for each in (first, second)]
+        await until_all_wait(observer, 2, holder)
+        await (transaction.commit() if committed else transaction.rollback())
+        for task in tasks:
+            await until_finished(task)
+        assert [await task for task in tasks] == [EVERYTHING] * 2
+        assert await observer.fetchval("select to_regrole($1) is not null", role)
+        superusers = [await each.connect("superuser") for each in (first, second)]
+        assert await described(superusers[0]) == await described(superusers[1])
+
+
+async def test_two_databases_are_granted_a_role_at_once(
+    cluster: Cluster, make_database: MakeDatabase
+) -> None:
+    """The same for the migrator's membership in a role that owns something."""
+    role = f"{cluster.prefix}_role_{secrets.token_hex(4)}"
+    schema = with_role(shipped(), role, "webhookd_owner")
+    first, second, third = [await make_database() for _ in range(3)]
+    holder, observer = await third.connect("migrator"), await third.connect("superuser")
+    async with dropped_afterwards(cluster, role):
+        await holder.execute(f"create role {role} nologin")
+        async with holder.transaction():
+            await holder.execute(f"grant {role} to {third.login_name('migrator')}")
+            tasks = [asyncio.create_task(migrate(each.dsn("migrator"), schema)) for each in (first, second)]
+            await until_all_wait(observer, 2, holder)
+        for task in tasks:
+            await until_finished(task)
+        assert [await task for task in tasks] == [EVERYTHING] * 2
+
+
+async def test_two_databases_of_one_cluster_are_apart(cluster: Cluster, make_database: MakeDatabase) -> None:
+    """Roles are shared, events are not; rights hold in both, and dropping one leaves the other whole."""
+    first, second = await make_database(), await make_database()
+    tasks = [asyncio.create_task(migrate(each.dsn("migrator"))) for each in (first, second)]
+    for task in tasks:
+        await until_finished(task)
+        assert await task == EVERYTHING
+    for database in (first, second):
+        application, daemon = await database.connect("application"), await database.connect("daemon")
+        assert await daemon.fetchval("select count(*) from webhookd.events") == 0
+        assert await application.fetchval("select webhookd.publish('a', '{}')") == 1
+        assert await daemon.fetchval("select events from webhookd.route_events(10)") == 1
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await application.execute("delete from webhookd.events")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await daemon.execute("insert into webhookd.events (event_type, payload) values ('a', '{}')")
+    await cluster.drop_database(first)
+    application, daemon = await second.connect("application"), await second.connect("daemon")
+    assert await application.fetchval("select webhookd.publish('a', '{}')") == 2
+    assert await daemon.fetchval("select events from webhookd.route_events(10)") == 1
+    assert await migrate(second.dsn("migrator")) == NOTHING
+
+
+# Failing leaves nothing behind
+
+
+BROKEN: dict[str, Callable[[Schema], Schema]] = {
+    "migration": lambda schema: with_migration(schema, "create table webhookd.half (); select 1 / 0"),
+    "migration's syntax": lambda schema: with_migration(schema, "create tabel webhookd.half ()"),
+    "function": lambda schema: with_function(schema, "create function webhookd.half() returns nonsense"),
+    "owner": lambda schema: with_function(schema, "select 1", owner="no_such_role"),
+    "rights": lambda schema: replace(
+        schema, grants=f"{schema.grants}\ngrant select on webhookd.no to public"
+    ),
+}
+broken = pytest.mark.parametrize("what", BROKEN)
+
+
+@broken
+async def test_a_failing_migration_leaves_nothing_behind(empty_database: Database, what: str) -> None:
+    """Whatever fails, an empty database stays empty, without even the first migration, and usable."""
+    dsn = empty_database.dsn("migrator")
+    with pytest.raises((asyncpg.PostgresError, WebhookdError)):
+        await migrate(dsn, BROKEN[what](shipped()))
+    assert not await has_schema(await empty_database.connect("superuser"))
+    assert await migrate(dsn) == EVERYTHING
+
+
+@broken
+async def test_a_failing_migration_leaves_what_was(database: Database, what: str) -> None:
+    """Whatever fails, a database that has the schema keeps it as it was, to the row, and still works."""
+    superuser = await database.connect("superuser")
+    before = await described(superuser), await versions(superuser)
+    with pytest.raises((asyncpg.PostgresError, WebhookdError)):
+        await migrate(
+            database.dsn("migrator"), BROKEN[what](with_replaced(shipped(), "at least", "not under"))
+        )
+    assert (await described(superuser), await versions(superuser)) == before
+    assert await check(database.dsn("daemon")) == NOTHING
+
+
+# A past or a future that is not ours
+
+
+async def refused_unchanged(database: Database, schema: Schema | None = None) -> str:
+    """What migrate and check both say; neither changed anything."""
+    superuser = await database.connect("superuser")
+    before = await versions(superuser)
+    messages = []
+    for ask in (migrate, check):
+        with pytest.raises(SchemaProblem) as caught:
+            await ask(database.dsn("migrator"), schema)
+        messages.append(str(caught.value))
+    assert await versions(superuser) == before
+    assert messages[0] == messages[1]
+    assert len(messages[0].splitlines()) == 1
+    return messages[0]
+
+
+async def test_an_edited_migration_is_refused(database: Database) -> None:
+    """A migration that is not the one applied, by a single character, is named and refused."""
+    first = shipped().migrations[0]
+    edited = replace(shipped(), migrations=(replace(first, text=f"{first.text} "), *shipped().migrations[1:]))
+    assert await refused_unchanged(database, edited) == (
+        f"migration {first.name} is not the one that was applied to the database:"
+        " an applied migration is never edited"
+    )
+
+
+async def test_a_database_with_a_later_migration_is_refused_as_newer(database: Database) -> None:
+    """A migration that this webhookd does not know means: upgrade webhookd."""
+    superuser = await database.connect("superuser")
+    await superuser.execute(
+        "insert into webhookd.schema_migrations (version, name, checksum, webhookd_version)"
+        " values (9998, '9998_future', 'x', '99.0.0'), (9999, '9999_future', 'x', '99.0.0')"
+    )
+    message = await refused_unchanged(database)
+    assert "newer than this webhookd" in message
+    assert "migration 9999" in message
+    assert f"webhookd {__version__} knows up to {shipped().migrations[-1].version:04d}" in message
+
+
+async def set_code_version(database: Database, version: str, checksum: str = "another") -> None:
+    """Let the functions be of another release."""
+    superuser = await database.connect("superuser")
+    await superuser.execute(
+        "update webhookd.schema_code set webhookd_version = $1, checksum = $2", version, checksum
+    )
+
+
+@pytest.mark.parametrize("version", ["99.0.0", "0.10.0", "99.0.0rc1", "99.0"])
+async def test_newer_functions_are_refused_as_newer(database: Database, version: str) -> None:
+    """Functions of a later release, however its version is written, are not overwritten by an earlier one."""
+    await set_code_version(database, version)
+    message = await refused_unchanged(database)
+    assert "newer than this webhookd" in message
+    assert f"they are of {version}, this is {__version__}" in message
+
+
+async def test_the_same_functions_of_a_newer_release_are_fine(database: Database) -> None:
+    """A later release that changed no function is no reason to refuse."""
+    await set_code_version(database, "99.0.0", shipped().code_checksum)
+    assert await check(database.dsn("migrator")) == NOTHING
+
+
+@pytest.mark.parametrize("version", ["0.0.9", __version__])
+async def test_older_functions_are_applied_anew(database: Database, version: str) -> None:
+    """Other functions of an earlier release, or of a build of this one, are replaced."""
+    await set_code_version(database, version)
+    assert await check(database.dsn("migrator")) == CODE
+    assert await migrate(database.dsn("migrator")) == CODE
+    connection = await database.connect("reader")
+    row = await connection.fetchrow("select checksum, webhookd_version from webhookd.schema_code")
+    assert row is not None
+    assert tuple(row) == (shipped().code_checksum, __version__)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "create table webhookd.events ()", "create table webhookd.schema_migrations (version text)"],
+    ids=["empty", "with tables", "with migrations of its own"],
+)
+async def test_a_schema_of_somebody_else_is_refused(empty_database: Database, content: str) -> None:
+    """A schema that merely has our name is left alone, with a line that says so."""
+    migrator = await empty_database.connect("migrator")
+    await migrator.execute(f"create schema webhookd; {content}")
+    tables = "select array(select relname::text from pg_class where relnamespace = 'webhookd'::regnamespace)"
+    before = await migrator.fetchval(tables)
+    for ask in (migrate, check):
+        with pytest.raises(SchemaProblem, match="a schema named webhookd that webhookd did not make"):
+            await ask(empty_database.dsn("migrator"))
+    assert await migrator.fetchval(tables) == before
+
+
+async def test_another_encoding_is_refused(make_database: MakeDatabase) -> None:
+    """A database that could not keep every payload is refused before anything is made in it."""
+    latin = await make_database(encoding="LATIN1")
+    for ask in (migrate, check):
+        with pytest.raises(SchemaProblem, match=r"^the database's encoding is LATIN1: webhookd needs UTF8$"):
+            await ask(latin.dsn("migrator"))
+    assert not await has_schema(await latin.connect("superuser"))
+
+
+# Applying functions and rights anew
+
+
+async def test_a_changed_function_keeps_its_oid(database: Database) -> None:
+    """A new body takes the old one's place: what refers to the function goes on referring to it."""
+    superuser = await database.connect("superuser")
+    oids = "select array(select oid from pg_proc where pronamespace = 'webhookd'::regnamespace order by oid)"
+    source = "select prosrc from pg_proc where oid = 'webhookd.route_events'::regproc"
+    before = await superuser.fetchval(oids)
+    changed = with_replaced(shipped(), "batch_size must be at least 1", "batch_size must be one or more")
+    assert await migrate(database.dsn("migrator"), changed) == CODE
+    assert await superuser.fetchval(oids) == before
+    assert "must be one or more" in await superuser.fetchval(source)
+    daemon = await database.connect("daemon")
+    with pytest.raises(asyncpg.PostgresError, match="batch_size must be one or more"):
+        await daemon.execute("select webhookd.route_events(0)")
+
+
+async def test_a_function_taken_out_of_the_files_is_dropped(database: Database) -> None:
+    """What no file has any more is gone, whoever owns it, also when only its arguments changed."""
+    older = shipped()
+    for owner in ("job_worker", "webhookd_owner"):
+        older = with_function(
+            older,
+            f"create function webhookd.of_{owner}(a integer) returns integer language sql as 'select a';"
+            f"create function webhookd.of_{owner}(a text) returns text language sql as 'select a'",
+            owner,
+        )
+    superuser = await database.connect("superuser")
+    count = "select count(*) from pg_proc where proname like 'of\\_%'"
+    expected = await described(superuser)
+    await migrate(database.dsn("migrator"), older)
+    assert await superuser.fetchval(count) == 4
+    await migrate(database.dsn("migrator"))
+    assert await superuser.fetchval(count) == 0
+    assert await described(superuser) == expected
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        "execute on function webhookd.bury(bigint[]) to webhookd_app",
+        "execute on function webhookd.publish(text, json, text, text) to public",
+        "select on webhookd.subscription_secrets to webhookd_reader",
+        "update (payload) on webhookd.events to job_worker",
+        "select on webhookd.events to public",
+        "delete on webhookd.webhook_delivery_jobs to webhookd_app with grant option",
+        "usage on sequence webhookd.events_id_seq to webhookd_app",
+        "create on schema webhookd to webhookd_app",
+    ],
+)
+async def test_a_right_taken_out_of_the_files_is_gone(database: Database, right: str) -> None:
+    """A right that an earlier release gave, and this one does not, is taken back."""
+    superuser = await database.connect("superuser")
+    expected = await described(superuser)
+    generous = replace(shipped(), grants=f"{shipped().grants}\ngrant {right};")
+    await migrate(database.dsn("migrator"), generous)
+    assert (await described(superuser))["rights"] != expected["rights"]
+    await migrate(database.dsn("migrator"))
+    assert await described(superuser) == expected
+
+
+async def test_owners_may_create_nothing_afterwards(database: Database) -> None:
+    """CREATE on the schema, needed while a function is made, is nobody's but its owner's in the end."""
+    superuser = await database.connect("superuser")
+    creators = await superuser.fetch(
+        "select rolname from pg_roles where not rolsuper"
+        " and has_schema_privilege(oid, 'webhookd', 'create') and rolname !~ '^webhookd_test'"
+    )
+    assert [row["rolname"] for row in creators] == ["webhookd_owner"]
+
+
+# Who may
+
+
+async def one_problem(ask: Awaitable[Pending]) -> str:
+    """The SchemaProblem of a login, in one line."""
+    with pytest.raises(SchemaProblem) as caught:
+        await ask
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+async def test_a_login_without_createrole_is_told(empty_database: Database) -> None:
+    """Where the roles are there already, a login with no rights at all gets one clear line."""
+    message = await one_problem(migrate(empty_database.dsn("stranger")))
+    assert "this login may not migrate" in message
+    assert "CREATEROLE" in message
+    assert not await has_schema(await empty_database.connect("superuser"))
+
+
+async def test_a_login_without_createrole_is_told_on_a_new_cluster(
+    cluster: Cluster, empty_database: Database
+) -> None:
+    """Where a role is still to be made, too; and no role is made."""
+    role = f"{cluster.prefix}_role_{secrets.token_hex(4)}"
+    schema = with_role(shipped(), role, "webhookd_owner")
+    message = await one_problem(migrate(empty_database.dsn("stranger"), schema))
+    assert "this login may not migrate" in message
+    assert "CREATEROLE" in message
+    superuser = await empty_database.connect("superuser")
+    assert await superuser.fetchval("select to_regrole($1)", role) is None
+    assert not await has_schema(superuser)
+
+
+async def test_a_second_migrator_is_told_what_to_grant(
+    cluster: Cluster, empty_database: Database, second: Credentials
+) -> None:
+    """From PostgreSQL 16 on a second login with CREATEROLE is told the GRANT that helps; before, it works."""
+    superuser = await empty_database.connect("superuser")
+    await superuser.execute(f"grant create on database {empty_database.name} to {second.name}")
+    dsn = cluster.server.dsn(empty_database.name, second.name, second.password)
+    if cluster.server.major >= ADMIN_OPTION_MAJOR:
+        with pytest.raises(SchemaProblem) as caught:
+            await migrate(dsn)
+        said, grant = str(caught.value).split(" (As that login or a superuser: ")
+        assert said == (
+            "the database could not be migrated: "
+            f'role "webhookd_owner" was made by another login, and "{second.name}" may not use it'
+        )
+        assert not await has_schema(superuser)
+        await superuser.execute(grant.removesuffix(")"))
+    assert await migrate(dsn) == EVERYTHING
+    assert await migrate(empty_database.dsn("migrator")) == NOTHING
+
+
+async def test_a_second_migrator_may_follow_the_first(
+    cluster: Cluster, database: Database, second: Credentials
+) -> None:
+    """With the roles lent to it, another login upgrades what the first one made."""
+    superuser = await database.connect("superuser")
+    expected = await described(superuser)
+    await superuser.execute(f"grant {OWNING_ROLES} to {second.name}")
+    await set_code_version(database, "0.0.9")
+    assert await migrate(cluster.server.dsn(database.name, second.name, second.password)) == CODE
+    assert await described(superuser) == expected
+
+
+async def test_a_login_that_may_not_create_is_told(
+    cluster: Cluster, empty_database: Database, second: Credentials
+) -> None:
+    """CREATEROLE and the roles are not enough: without CREATE on the database it says so."""
+    superuser = await empty_database.connect("superuser")
+    await superuser.execute(f"grant {OWNING_ROLES} to {second.name}")
+    message = await one_problem(
+        migrate(cluster.server.dsn(empty_database.name, second.name, second.password))
+    )
+    assert "CREATE on the database" in message
+    assert not await has_schema(superuser)
+
+
+# Only looking
+
+
+async def test_check_says_what_is_pending_and_changes_nothing(empty_database: Database) -> None:
+    """Before, between and after, check names what migrate would do, and does not do it."""
+    dsn = empty_database.dsn("migrator")
+    superuser = await empty_database.connect("superuser")
+    assert await check(dsn) == EVERYTHING
+    assert EVERYTHING.describe() == [
+        *(migration.name for migration in shipped().migrations),
+        "functions and rights",
+    ]
+    assert not await has_schema(superuser)
+    await migrate(dsn)
+    before = await versions(superuser)
+    assert await check(dsn) == NOTHING
+    later = with_migration(shipped(), "create table webhookd.more ()")
+    assert await check(dsn, later) == Pending(later.migrations[-1:], code=False)
+    changed = with_replaced(shipped(), "at least 1", "one or more")
+    assert await check(dsn, changed) == CODE
+    assert await versions(superuser) == before
+
+
+async def test_a_later_migration_is_applied_alone(database: Database) -> None:
+    """Only what is pending is done: a new migration leaves unchanged functions as they are."""
+    superuser = await database.connect("superuser")
+    before = await versions(superuser)
+    later = with_migration(shipped(), "create table webhookd.more (id integer)")
+    assert await migrate(database.dsn("migrator"), later) == Pending(later.migrations[-1:], code=False)
+    assert set(before) <= set(await versions(superuser))
+    owner = await superuser.fetchval("select relowner::regrole::text from pg_class where relname = 'more'")
+    assert owner == "webhookd_owner"
+
+
+@pytest.mark.parametrize("login", ["daemon", "reader"])
+async def test_the_daemons_login_may_check(database: Database, login: Login) -> None:
+    """A login with webhookd_app or webhookd_reader and nothing else can see what is pending."""
+    assert await check(database.dsn(login)) == NOTHING
+    assert await check(database.dsn(login), with_replaced(shipped(), "at least 1", "one or more")) == CODE
+
+
+@pytest.mark.parametrize("login", ["application", "stranger"])
+async def test_who_may_not_look_is_told_so(database: Database, login: Login) -> None:
+    """A login without the right to look gets one line with the role to grant, not a guess."""
+    for ask in (check, migrate):
+        message = await one_problem(ask(database.dsn(login)))
+        assert "this login may not look at the schema" in message
+        assert "grant it webhookd_app" in message

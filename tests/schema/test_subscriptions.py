@@ -1,0 +1,656 @@
+"""Subscriptions at the database: birth, verification, change log, secrets, and what a held one keeps waiting.
+
+All calls are the daemon's; the superuser only looks at what the daemon may not see.
+"""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.support.database import Database
+from tests.support.flow import ADDRESS, EVENT_TYPE, POLICY, Flow
+from tests.support.waiting import finished, until_blocked, until_finished
+from webhookd.model.states import SagaStatus
+from webhookd.store import dead_letters, jobs, subscriptions
+from webhookd.store.connection import Connection
+
+OTHER_ADDRESS = "https://elsewhere.example/hook?tenant=7"
+HOUR_SECONDS = 3600
+
+
+def refused(sqlstate: str) -> "pytest.RaisesExc[asyncpg.PostgresError]":
+    """Expect an error with this SQLSTATE."""
+    return pytest.raises(asyncpg.PostgresError, check=lambda error: error.sqlstate == sqlstate)
+
+
+async def subscription(flow: Flow, subscription_id: int) -> dict[str, Any]:
+    """The subscription's row."""
+    row = await flow.daemon.fetchrow("select * from webhookd.subscriptions where id = $1", subscription_id)
+    assert row is not None
+    return dict(row)
+
+
+async def is_verified(flow: Flow, subscription_id: int) -> bool:
+    """Whether its address has answered a challenge."""
+    return bool((await subscription(flow, subscription_id))["verified"])
+
+
+async def change(flow: Flow, subscription_id: int, **changes: Any) -> None:
+    """Change some fields."""
+    await subscriptions.update(flow.daemon, subscription_id, changes)
+
+
+async def change_log(flow: Flow, subscription_id: int) -> list[tuple[Any, ...]]:
+    """What the change log says, oldest first."""
+    rows = await flow.daemon.fetch(
+        "select callback_url, active, verified from webhookd.subscription_changes"
+        " where subscription_id = $1 order by id",
+        subscription_id,
+    )
+    return [tuple(row) for row in rows]
+
+
+async def delivery(flow: Flow) -> jobs.Delivery:
+    """What the one job that waits would be sent with, by now; the job waits again afterwards."""
+    [lease] = await flow.claim()
+    [loaded] = await jobs.load(flow.daemon, [lease])
+    assert await jobs.release(flow.daemon, [lease]) == [lease.job_id]
+    return loaded
+
+
+async def with_job(flow: Flow, subscription_id: int) -> int:
+    """Let one job wait for a verified subscription, which must be the only one."""
+    await flow.publish()
+    await flow.route()
+    [started] = await flow.start([subscription_id])
+    assert started.started == 1
+    return subscription_id
+
+
+async def let_pass(flow: Flow, subscription_id: int, seconds: float) -> None:
+    """Let earlier secrets grow older."""
+    await flow.superuser.execute(
+        "update webhookd.subscription_secrets set previous_valid_until = array("
+        " select u - make_interval(secs => $2) from unnest(previous_valid_until) with ordinality as p (u, n)"
+        " order by n) where subscription_id = $1",
+        subscription_id,
+        seconds,
+    )
+
+
+@pytest.fixture
+async def other(database: Database) -> Connection:
+    """A second daemon's connection."""
+    return await database.connect("daemon")
+
+
+# Birth
+
+
+async def test_a_subscription_is_born_active_and_unverified(flow: Flow) -> None:
+    """A new one has what was given, a secret of its own, and gets no event before it is verified."""
+    created = await subscriptions.create(
+        flow.daemon,
+        EVENT_TYPE,
+        ADDRESS,
+        max_attempts=3,
+        base_delay_seconds=0.5,
+        headers='{"x-tenant": "7"}',
+        description="orders of tenant 7",
+    )
+    row = await subscription(flow, created.subscription_id)
+    assert row.pop("created_at") == row.pop("updated_at")
+    assert row == {
+        "id": created.subscription_id,
+        "event_type": EVENT_TYPE,
+        "callback_url": ADDRESS,
+        "active": True,
+        "verified": False,
+        "max_attempts": 3,
+        "base_delay_seconds": 0.5,
+        "description": "orders of tenant 7",
+    }
+    assert re.fullmatch(r"whsec_[A-Za-z0-9+/]{43}=", created.signing_secret)
+    await flow.publish()
+    routed = await flow.route()
+    assert (routed.events, routed.sagas) == (1, 0)
+
+
+async def test_secrets_are_never_the_same(flow: Flow) -> None:
+    """Each subscription gets another secret."""
+    created = [await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS) for _ in range(5)]
+    assert len({each.signing_secret for each in created}) == 5
+
+
+async def test_a_secret_may_be_brought_along(flow: Flow) -> None:
+    """Who comes from another system keeps its secret, and signs with it."""
+    brought = "whsec_" + "A" * 32
+    row = await flow.daemon.fetchrow(
+        "select * from webhookd.create_subscription($1, $2, secret => $3)", EVENT_TYPE, ADDRESS, brought
+    )
+    assert row is not None
+    assert row["signing_secret"] == brought
+    assert (await subscriptions.begin_verification(flow.daemon, row["subscription_id"])).secrets == [brought]
+
+
+# Verification
+
+
+async def test_an_answered_challenge_verifies(flow: Flow) -> None:
+    """The challenge goes to the present address, signed and with the headers; answered, it verifies once."""
+    created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, headers='{"x": "y"}')
+    begun = await subscriptions.begin_verification(flow.daemon, created.subscription_id)
+    assert (begun.callback_url, begun.secrets) == (ADDRESS, [created.signing_secret])
+    assert json.loads(begun.headers) == {"x": "y"}
+    assert len(begun.challenge) >= 32
+    assert not await is_verified(flow, created.subscription_id)
+    await subscriptions.complete_verification(flow.daemon, created.subscription_id, begun.challenge)
+    assert await is_verified(flow, created.subscription_id)
+    with refused("WH413"):
+        await subscriptions.complete_verification(flow.daemon, created.subscription_id, begun.challenge)
+
+
+async def test_another_answer_does_not_verify(flow: Flow) -> None:
+    """A wrong challenge, or another subscription's, is refused and leaves the right one good."""
+    first, second = await flow.subscribe(verified=False), await flow.subscribe(verified=False)
+    begun = await subscriptions.begin_verification(flow.daemon, first)
+    others = await subscriptions.begin_verification(flow.daemon, second)
+    for wrong in (others.challenge, begun.challenge.upper(), "", begun.challenge[:-1]):
+        with refused("WH413"):
+            await subscriptions.complete_verification(flow.daemon, first, wrong)
+        assert not await is_verified(flow, first)
+    await subscriptions.complete_verification(flow.daemon, first, begun.challenge)
+    assert await is_verified(flow, first)
+
+
+async def test_a_second_challenge_makes_the_first_worthless(flow: Flow) -> None:
+    """Only the last challenge begun counts."""
+    subscription_id = await flow.subscribe(verified=False)
+    first = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    second = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    assert first.challenge != second.challenge
+    with refused("WH413"):
+        await subscriptions.complete_verification(flow.daemon, subscription_id, first.challenge)
+    assert not await is_verified(flow, subscription_id)
+    await subscriptions.complete_verification(flow.daemon, subscription_id, second.challenge)
+    assert await is_verified(flow, subscription_id)
+
+
+async def test_a_verified_one_stays_so_while_it_is_asked_again(flow: Flow) -> None:
+    """A new challenge, answered or not, takes nothing from a verified subscription."""
+    subscription_id = await flow.subscribe()
+    await subscriptions.begin_verification(flow.daemon, subscription_id)
+    assert await is_verified(flow, subscription_id)
+
+
+async def test_a_new_address_is_not_verified(flow: Flow) -> None:
+    """Changing callback_url clears verified, and the challenge under way is worthless even if answered."""
+    subscription_id = await flow.subscribe()
+    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
+    row = await subscription(flow, subscription_id)
+    assert (row["callback_url"], row["active"], row["verified"]) == (OTHER_ADDRESS, True, False)
+    with refused("WH413"):
+        await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+    assert not await is_verified(flow, subscription_id)
+    await flow.verify(subscription_id)
+    assert await is_verified(flow, subscription_id)
+
+
+async def test_back_at_the_old_address_the_old_challenge_stays_worthless(flow: Flow) -> None:
+    """Changing the address there and back does not bring back what it took."""
+    subscription_id = await flow.subscribe()
+    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
+    await change(flow, subscription_id, callback_url=ADDRESS)
+    with refused("WH413"):
+        await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+    assert not await is_verified(flow, subscription_id)
+
+
+async def test_the_same_address_again_changes_nothing(flow: Flow) -> None:
+    """Naming the address it has takes neither verification nor challenge."""
+    subscription_id = await flow.subscribe()
+    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    await change(flow, subscription_id, callback_url=ADDRESS)
+    assert await is_verified(flow, subscription_id)
+    await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+
+
+async def test_other_changes_leave_the_challenge_good(flow: Flow) -> None:
+    """Pausing, headers, policy and secrets do not disturb a verification under way."""
+    subscription_id = await flow.subscribe(verified=False)
+    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    await change(flow, subscription_id, active=False, headers='{"x": "y"}', max_attempts=2)
+    await subscriptions.rotate_secret(flow.daemon, subscription_id, 0)
+    await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+    assert await is_verified(flow, subscription_id)
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "rolled back"])
+async def test_an_address_that_changes_while_the_answer_waits(
+    flow: Flow, other: Connection, *, committed: bool
+) -> None:
+    """The completion waits for the open change: committed, it is refused; rolled back, it verifies."""
+    subscription_id = await flow.subscribe(verified=False)
+    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    transaction = flow.daemon.transaction()
+    await transaction.start()
+    await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
+    completing = asyncio.create_task(
+        subscriptions.complete_verification(other, subscription_id, begun.challenge)
+    )
+    await until_blocked(flow.superuser, other.get_server_pid(), flow.daemon.get_server_pid())
+    assert not await finished(completing)
+    await (transaction.commit() if committed else transaction.rollback())
+    await until_finished(completing)
+    if committed:
+        with refused("WH413"):
+            await completing
+    else:
+        await completing
+    assert await is_verified(flow, subscription_id) is not committed
+
+
+async def test_an_answer_that_commits_while_the_address_waits(flow: Flow, other: Connection) -> None:
+    """The other way round: a change that waited for a completion still leaves the new address unverified."""
+    subscription_id = await flow.subscribe(verified=False)
+    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    async with flow.daemon.transaction():
+        await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+        changing = asyncio.create_task(
+            subscriptions.update(other, subscription_id, {"callback_url": OTHER_ADDRESS})
+        )
+        await until_blocked(flow.superuser, other.get_server_pid(), flow.daemon.get_server_pid())
+    await until_finished(changing)
+    await changing
+    row = await subscription(flow, subscription_id)
+    assert (row["callback_url"], row["verified"]) == (OTHER_ADDRESS, False)
+
+
+async def test_a_challenge_begun_while_the_answer_waits(flow: Flow, other: Connection) -> None:
+    """The completion waits for the open begin, and then finds that its challenge counts no more."""
+    subscription_id = await flow.subscribe(verified=False)
+    first = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    async with flow.daemon.transaction():
+        await subscriptions.begin_verification(flow.daemon, subscription_id)
+        completing = asyncio.create_task(
+            subscriptions.complete_verification(other, subscription_id, first.challenge)
+        )
+        await until_blocked(flow.superuser, other.get_server_pid(), flow.daemon.get_server_pid())
+    await until_finished(completing)
+    with refused("WH413"):
+        await completing
+    assert not await is_verified(flow, subscription_id)
+
+
+# Change, and its log
+
+
+async def test_only_what_is_named_is_changed(flow: Flow) -> None:
+    """Each field changes alone; one that is given but not named does not."""
+    created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, description="before")
+    expected = await subscription(flow, created.subscription_id)
+    for field, value in {
+        "active": False,
+        "max_attempts": 7,
+        "base_delay_seconds": 1.5,
+        "description": "after",
+        "callback_url": OTHER_ADDRESS,
+    }.items():
+        await change(flow, created.subscription_id, **{field: value})
+        now = await subscription(flow, created.subscription_id)
+        expected |= {field: value, "updated_at": now["updated_at"]}
+        assert now == expected
+    await flow.daemon.execute(
+        "select webhookd.update_subscription($1, '{description}', true, 'x', 1, 1, '{}', 'last')",
+        created.subscription_id,
+    )
+    now = await subscription(flow, created.subscription_id)
+    assert now == expected | {"description": "last", "updated_at": now["updated_at"]}
+
+
+async def test_overrides_are_set_and_taken_back(flow: Flow) -> None:
+    """An override decides in the place of the configuration, until null takes it back."""
+    subscription_id = await flow.subscribe()
+    await change(flow, subscription_id, max_attempts=1)
+    await flow.publish()
+    await flow.route()
+    [moved] = await flow.attempt(500, POLICY._replace(max_attempts=5))
+    assert (moved.status, moved.attempt_count) == (SagaStatus.DEAD_LETTERED, 1)
+    await change(flow, subscription_id, max_attempts=None, base_delay_seconds=1000.0)
+    await flow.publish()
+    await flow.route()
+    [moved] = await flow.attempt(500, POLICY._replace(base_delay_seconds=0))
+    assert moved.status is SagaStatus.PENDING_RETRY
+    waits = await flow.superuser.fetchval("select $1::timestamptz > now()", moved.next_attempt_at)
+    assert waits, "the subscription's own delay decides"
+    await change(flow, subscription_id, base_delay_seconds=None)
+    row = await subscription(flow, subscription_id)
+    assert (row["max_attempts"], row["base_delay_seconds"]) == (None, None)
+    await flow.publish()
+    await flow.route()
+    [moved] = await flow.attempt(500, POLICY._replace(base_delay_seconds=0))
+    waits = await flow.superuser.fetchval("select $1::timestamptz > now()", moved.next_attempt_at)
+    assert not waits, "the configuration's delay decides again"
+
+
+async def test_headers_are_replaced_whole(flow: Flow) -> None:
+    """New headers take the place of all old ones, and go out with the next load."""
+    created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, headers='{"a": "1", "b": "2"}')
+    await flow.verify(created.subscription_id)
+    await with_job(flow, created.subscription_id)
+    assert json.loads((await delivery(flow)).headers) == {"a": "1", "b": "2"}
+    await change(flow, created.subscription_id, headers='{"b": "3"}')
+    assert json.loads((await delivery(flow)).headers) == {"b": "3"}
+    await change(flow, created.subscription_id, description="other")
+    assert json.loads((await delivery(flow)).headers) == {"b": "3"}
+    await change(flow, created.subscription_id, headers="{}")
+    assert json.loads((await delivery(flow)).headers) == {}
+
+
+async def test_the_log_has_each_state_once(flow: Flow) -> None:
+    """Birth and each change of address, active or verified is a row; nothing else is."""
+    subscription_id = await flow.subscribe(verified=False)
+    await flow.verify(subscription_id)
+    await change(flow, subscription_id, active=False)
+    await change(flow, subscription_id, active=True)
+    await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
+    expected = [
+        (ADDRESS, True, False),
+        (ADDRESS, True, True),
+        (ADDRESS, False, True),
+        (ADDRESS, True, True),
+        (OTHER_ADDRESS, True, False),
+    ]
+    assert await change_log(flow, subscription_id) == expected
+    await change(flow, subscription_id, active=True, callback_url=OTHER_ADDRESS)
+    await change(flow, subscription_id, description="x", headers='{"x": "y"}', max_attempts=3)
+    await subscriptions.rotate_secret(flow.daemon, subscription_id, 0)
+    await subscriptions.begin_verification(flow.daemon, subscription_id)
+    assert await change_log(flow, subscription_id) == expected
+
+
+async def test_the_log_has_no_row_of_a_refused_change(flow: Flow) -> None:
+    """What was refused or rolled back is not history."""
+    subscription_id = await flow.subscribe(verified=False)
+    before = await change_log(flow, subscription_id)
+    with refused("WH400"):
+        await change(flow, subscription_id, active=False, callback_url="http://insecure.example/")
+    transaction = flow.daemon.transaction()
+    await transaction.start()
+    await change(flow, subscription_id, active=False)
+    await transaction.rollback()
+    assert await change_log(flow, subscription_id) == before
+    assert (await subscription(flow, subscription_id))["active"]
+
+
+# Secrets
+
+
+async def rotate(flow: Flow, subscription_id: int, overlap_seconds: float = HOUR_SECONDS) -> str:
+    """A new secret."""
+    rotated = await subscriptions.rotate_secret(flow.daemon, subscription_id, overlap_seconds)
+    return rotated.signing_secret
+
+
+async def subscribed_with_job(flow: Flow) -> subscriptions.Created:
+    """A verified subscription with a job that waits, to see what it would be signed with."""
+    created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS)
+    await flow.verify(created.subscription_id)
+    await with_job(flow, created.subscription_id)
+    return created
+
+
+async def test_both_secrets_sign_during_the_overlap(flow: Flow) -> None:
+    """After a rotation the new secret signs at once, first, and the old one beside it until its time."""
+    created = await subscribed_with_job(flow)
+    assert (await delivery(flow)).secrets == [created.signing_secret]
+    async with flow.daemon.transaction():
+        rotated = await subscriptions.rotate_secret(flow.daemon, created.subscription_id, 90.5)
+        ends = await flow.daemon.fetchval("select now() + interval '90.5 s'")
+    assert rotated.previous_valid_until == ends
+    both = [rotated.signing_secret, created.signing_secret]
+    assert (await delivery(flow)).secrets == both
+    assert (await subscriptions.begin_verification(flow.daemon, created.subscription_id)).secrets == both
+    await let_pass(flow, created.subscription_id, 90.5)
+    assert (await delivery(flow)).secrets == [rotated.signing_secret]
+
+
+async def test_each_earlier_secret_ends_at_its_own_time(flow: Flow) -> None:
+    """A later rotation neither shortens nor lengthens what an earlier one promised."""
+    created = await subscribed_with_job(flow)
+    second = await rotate(flow, created.subscription_id, HOUR_SECONDS)
+    third = await rotate(flow, created.subscription_id, 3 * HOUR_SECONDS)
+    assert (await delivery(flow)).secrets == [third, second, created.signing_secret]
+    await let_pass(flow, created.subscription_id, 2 * HOUR_SECONDS)
+    assert (await delivery(flow)).secrets == [third, second]
+    await let_pass(flow, created.subscription_id, 2 * HOUR_SECONDS)
+    assert (await delivery(flow)).secrets == [third]
+
+
+async def test_secrets_are_loaded_newest_first(flow: Flow) -> None:
+    """The order is that of the rotations, also when a newer one ends sooner."""
+    created = await subscribed_with_job(flow)
+    second = await rotate(flow, created.subscription_id, 3 * HOUR_SECONDS)
+    third = await rotate(flow, created.subscription_id, HOUR_SECONDS)
+    assert (await delivery(flow)).secrets == [third, second, created.signing_secret]
+
+
+async def test_at_most_four_secrets_sign(flow: Flow) -> None:
+    """Of many rotations in one overlap the newest secret and the three before it sign."""
+    created = await subscribed_with_job(flow)
+    rotated = [await rotate(flow, created.subscription_id, HOUR_SECONDS + n) for n in range(6)]
+    assert (await delivery(flow)).secrets == rotated[:1:-1]
+
+
+async def test_no_overlap_revokes_at_once(flow: Flow) -> None:
+    """An overlap of 0 takes every earlier secret out, those of earlier overlaps included."""
+    created = await subscribed_with_job(flow)
+    await rotate(flow, created.subscription_id)
+    last = await rotate(flow, created.subscription_id, 0)
+    assert (await delivery(flow)).secrets == [last]
+    kept = await flow.superuser.fetchval("select previous_secrets from webhookd.subscription_secrets")
+    assert kept == [], "a revoked secret is not kept"
+
+
+async def test_rotation_may_bring_a_secret_along(flow: Flow) -> None:
+    """A given secret signs next, beside the one before it."""
+    created = await subscribed_with_job(flow)
+    brought = "whsec_" + "B" * 32
+    answer = await flow.daemon.fetchval(
+        "select signing_secret from webhookd.rotate_secret($1, 60, $2)", created.subscription_id, brought
+    )
+    assert answer == brought
+    assert (await delivery(flow)).secrets == [brought, created.signing_secret]
+
+
+async def test_rotations_at_once_keep_each_others_secrets(flow: Flow, other: Connection) -> None:
+    """The second rotation waits for the first one's commit, and keeps its secret as an earlier one."""
+    created = await subscribed_with_job(flow)
+    async with flow.daemon.transaction():
+        first = await rotate(flow, created.subscription_id)
+        rotating = asyncio.create_task(
+            subscriptions.rotate_secret(other, created.subscription_id, 2 * HOUR_SECONDS)
+        )
+        await until_blocked(flow.superuser, other.get_server_pid(), flow.daemon.get_server_pid())
+    await until_finished(rotating)
+    second = await rotating
+    assert (await delivery(flow)).secrets == [second.signing_secret, first, created.signing_secret]
+
+
+# Held: see D20 and D22
+
+
+async def hold(flow: Flow, subscription_id: int, how: str) -> None:
+    """Make a subscription inactive, or unverified."""
+    if how == "inactive":
+        await change(flow, subscription_id, active=False)
+    else:
+        await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
+
+
+async def let_go(flow: Flow, subscription_id: int, how: str) -> None:
+    """Make it active and verified again."""
+    if how == "inactive":
+        await change(flow, subscription_id, active=True)
+    else:
+        await flow.verify(subscription_id)
+
+
+held = pytest.mark.parametrize("how", ["inactive", "unverified"])
+
+
+@held
+async def test_a_held_subscriptions_work_waits_and_goes_on(flow: Flow, how: str) -> None:
+    """Held, no job of it is made or claimed; let go, both go on, with no attempt used."""
+    subscription_id = await with_job(flow, await flow.subscribe())
+    await flow.publish()
+    await flow.route()
+    await hold(flow, subscription_id, how)
+    sagas_before = await flow.daemon.fetch("select * from webhookd.webhook_delivery_sagas order by id")
+    jobs_before = await flow.daemon.fetch("select * from webhookd.webhook_delivery_jobs order by id")
+    assert await flow.start() == []
+    [nothing] = await flow.start([subscription_id])
+    assert (nothing.started, nothing.active, nothing.drained) == (0, 1, True)
+    assert await flow.claim() == []
+    assert (
+        await flow.daemon.fetch("select * from webhookd.webhook_delivery_sagas order by id") == sagas_before
+    )
+    assert await flow.daemon.fetch("select * from webhookd.webhook_delivery_jobs order by id") == jobs_before
+
+    await let_go(flow, subscription_id, how)
+    [started] = await flow.start()
+    assert (started.subscription_id, started.started, started.active) == (subscription_id, 1, 2)
+    leases = await flow.claim()
+    assert [lease.attempt for lease in leases] == [1, 1]
+    for lease in leases:
+        await flow.report(lease)
+    moved = await flow.apply()
+    assert [(each.status, each.attempt_count) for each in moved] == [(SagaStatus.COMPLETED, 1)] * 2
+
+
+@held
+async def test_a_held_retry_waits_with_its_count(flow: Flow, how: str) -> None:
+    """A saga between attempts keeps its count and its due time while it is held."""
+    saga_id = await flow.saga_in(SagaStatus.PENDING_RETRY)
+    subscription_id = await flow.daemon.fetchval("select id from webhookd.subscriptions")
+    await hold(flow, subscription_id, how)
+    [nothing] = await flow.start([subscription_id])
+    assert nothing.started == 0
+    assert await flow.saga_status(saga_id) is SagaStatus.PENDING_RETRY
+    await let_go(flow, subscription_id, how)
+    [moved] = await flow.attempt(200)
+    assert (moved.saga_id, moved.status, moved.attempt_count) == (saga_id, SagaStatus.COMPLETED, 2)
+
+
+@held
+async def test_nothing_waits_behind_a_held_subscription(flow: Flow, how: str) -> None:
+    """Jobs of others are claimed past older ones that are held, also one at a time."""
+    held_id = await flow.subscribe("held.type")
+    for _ in range(5):
+        await flow.publish("held.type")
+    await flow.route()
+    await flow.start()
+    other_id = await with_job(flow, await flow.subscribe())
+    await hold(flow, held_id, how)
+    [lease] = await flow.claim(wanted=1)
+    assert lease.subscription_id == other_id
+
+
+@held
+async def test_a_held_subscription_gets_no_new_saga(flow: Flow, how: str) -> None:
+    """An event published meanwhile is not for it, then or later."""
+    subscription_id = await flow.subscribe()
+    await hold(flow, subscription_id, how)
+    await flow.publish()
+    assert (await flow.route()).sagas == 0
+    await let_go(flow, subscription_id, how)
+    assert (await flow.route()).sagas == 0
+    await flow.publish()
+    assert (await flow.route()).sagas == 1
+
+
+@held
+async def test_a_request_already_sent_finishes(flow: Flow, how: str) -> None:
+    """A lease taken before may be loaded, reported and applied while its subscription is held."""
+    subscription_id = await with_job(flow, await flow.subscribe())
+    [lease] = await flow.claim()
+    await hold(flow, subscription_id, how)
+    assert len(await jobs.load(flow.daemon, [lease])) == 1
+    await flow.report(lease)
+    [moved] = await flow.apply()
+    assert moved.status is SagaStatus.COMPLETED
+
+
+@held
+async def test_requeue_is_refused_while_held(flow: Flow, how: str) -> None:
+    """A dead letter of a held subscription makes no saga, alone or in bulk; let go, it does."""
+    await flow.saga_in(SagaStatus.DEAD_LETTERED)
+    letter_id, subscription_id = tuple(
+        await flow.daemon.fetchrow("select id, subscription_id from webhookd.dead_letters") or ()
+    )
+    await hold(flow, subscription_id, how)
+    with refused("WH412") as caught:
+        await flow.requeue(letter_id)
+    assert caught.value.message == f"subscription {subscription_id} is not active and verified"
+    everything = dead_letters.Filter()
+    for dry_run in (True, False):
+        bulk = await dead_letters.requeue_many(flow.daemon, everything, 0, 100, dry_run=dry_run)
+        assert (bulk.matched, bulk.requeued, bulk.skipped) == (1, 0, 1)
+    assert await flow.daemon.fetchval("select count(*) from webhookd.webhook_delivery_sagas") == 1
+    await let_go(flow, subscription_id, how)
+    assert (await flow.requeue(letter_id)).created
+
+
+async def test_a_saga_already_requeued_is_named_while_held(flow: Flow) -> None:
+    """Asking again for what was requeued before is answered with it, whatever the subscription is now."""
+    await flow.saga_in(SagaStatus.DEAD_LETTERED)
+    letter_id = await flow.daemon.fetchval("select id from webhookd.dead_letters")
+    requeued = await flow.requeue(letter_id)
+    await change(flow, requeued.subscription_id, active=False)
+    assert await flow.requeue(letter_id) == requeued._replace(created=False)
+
+
+# The address (D21)
+
+
+async def test_the_address_is_read_at_the_claim(flow: Flow) -> None:
+    """A saga and a job made for the old address go to the new one, once it is verified."""
+    subscription_id = await with_job(flow, await flow.subscribe())
+    await flow.publish()
+    await flow.route()
+    await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
+    assert await flow.claim() == []
+    await flow.verify(subscription_id)
+    await flow.start()
+    assert [lease.callback_url for lease in await flow.claim()] == [OTHER_ADDRESS] * 2
+
+
+async def test_a_retry_goes_to_the_new_address(flow: Flow) -> None:
+    """The next attempt of a delivery that failed at the old address is made at the new one."""
+    subscription_id = await with_job(flow, await flow.subscribe())
+    [lease] = await flow.claim()
+    assert lease.callback_url == ADDRESS
+    await flow.report(lease, 500)
+    await flow.apply()
+    await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
+    await flow.verify(subscription_id)
+    await flow.start()
+    [lease] = await flow.claim()
+    assert (lease.callback_url, lease.attempt) == (OTHER_ADDRESS, 2)
+
+
+async def test_an_open_change_of_address_does_not_stop_the_claim(flow: Flow, other: Connection) -> None:
+    """Until the change commits, claims go on to the old address, and none waits for it."""
+    subscription_id = await with_job(flow, await flow.subscribe())
+    async with other.transaction():
+        await subscriptions.update(other, subscription_id, {"callback_url": OTHER_ADDRESS})
+        claiming = asyncio.create_task(flow.claim())
+        await until_finished(claiming)
+        [lease] = await claiming
+    assert lease.callback_url == ADDRESS
