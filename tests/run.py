@@ -220,6 +220,7 @@ def pytest_checks(majors: list[int], arguments: list[str]) -> list[Check]:
 
 def run_all(checks: list[Check]) -> int:
     """Run the checks side by side, reporting each as it ends; return the exit code."""
+    print(f"running {len(checks)} checks; the tests take some minutes", flush=True)
     children = Children()
     failed = 0
     with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 2)) as executor:

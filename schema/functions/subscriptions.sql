@@ -83,6 +83,13 @@ declare
     after subscriptions;
 begin
     perform require(changed <@ changeable and array_position(changed, null) is null, 'changed may name ' || array_to_string(changeable, ', '));
+    perform require((active is null or 'active' = any(changed))
+                    and (callback_url is null or 'callback_url' = any(changed))
+                    and (max_attempts is null or 'max_attempts' = any(changed))
+                    and (base_delay_seconds is null or 'base_delay_seconds' = any(changed))
+                    and (headers is null or 'headers' = any(changed))
+                    and (description is null or 'description' = any(changed)),
+                    'changed must name every field that is given a value');
     perform require(active is not null or 'active' <> all(changed), 'active must be true or false');
     before := lock_subscription(subscription_id);
     after := before;

@@ -14,6 +14,7 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import ADDRESS, EVENT_TYPE, POLICY, Flow
 from tests.support.waiting import finished, until_blocked, until_finished
+from webhookd.model.errors import Refusal
 from webhookd.model.states import SagaStatus
 from webhookd.store import dead_letters, jobs, subscriptions
 from webhookd.store.connection import Connection
@@ -292,7 +293,7 @@ async def test_a_challenge_begun_while_the_answer_waits(flow: Flow, other: Conne
 
 
 async def test_only_what_is_named_is_changed(flow: Flow) -> None:
-    """Each field changes alone; one that is given but not named does not."""
+    """Each field changes alone; one that is given but not named is a mistake, and refused."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, description="before")
     expected = await subscription(flow, created.subscription_id)
     for field, value in {
@@ -306,12 +307,13 @@ async def test_only_what_is_named_is_changed(flow: Flow) -> None:
         now = await subscription(flow, created.subscription_id)
         expected |= {field: value, "updated_at": now["updated_at"]}
         assert now == expected
-    await flow.daemon.execute(
-        "select webhookd.update_subscription($1, '{description}', true, 'x', 1, 1, '{}', 'last')",
-        created.subscription_id,
-    )
-    now = await subscription(flow, created.subscription_id)
-    assert now == expected | {"description": "last", "updated_at": now["updated_at"]}
+    with pytest.raises(asyncpg.PostgresError, match="changed must name every field") as refused:
+        await flow.daemon.execute(
+            "select webhookd.update_subscription($1, '{description}', active => true, description => 'last')",
+            created.subscription_id,
+        )
+    assert refused.value.sqlstate == Refusal.INVALID_ARGUMENT.value
+    assert await subscription(flow, created.subscription_id) == expected
 
 
 async def test_overrides_are_set_and_taken_back(flow: Flow) -> None:

@@ -1,5 +1,6 @@
 """asyncpg's exceptions in, ours out: the layers above never see a driver's error."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,9 +11,9 @@ from webhookd.model.errors import ConfigurationError, DatabaseUnavailable, Refus
 _REFUSALS = {refusal.value: refusal for refusal in Refusal}
 
 # By SQLSTATE and not by class: asyncpg knows no class for a code of ours and shows it as an unknown error.
-# 08: the connection; 28: the login; 3D: no such database; 53: out of connections, memory or disk;
-# 57: shut down or cancelled.
-_UNAVAILABLE_CLASSES = ("08", "28", "3D", "53", "57")
+# 08: the connection; 3D: no such database; 53: out of connections, memory or disk; 57: shut down, cancelled.
+_UNAVAILABLE_CLASSES = ("08", "3D", "53", "57")
+_LOGIN_CLASS = "28"
 
 
 @contextmanager
@@ -27,16 +28,29 @@ def translated() -> Iterator[None]:
             raise ConfigurationError(f"database.dsn cannot be used: {error}") from error
         if isinstance(error, asyncpg.InterfaceError) and not _lost_connection(error):
             raise
-        raise DatabaseUnavailable(f"database unavailable: {str(error) or type(error).__name__}") from error
+        raise DatabaseUnavailable(f"database unavailable: {_plainly(error)}") from error
 
 
 def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError | asyncpg.PostgresError:
     sqlstate: str = error.sqlstate or ""
     if sqlstate in _REFUSALS:
         return Refused(_REFUSALS[sqlstate], str(error.message), error.detail, error.hint)
+    if sqlstate[:2] == _LOGIN_CLASS:
+        return DatabaseUnavailable(f"the database refused this login: {error.message}")
     if sqlstate[:2] in _UNAVAILABLE_CLASSES:
-        return DatabaseUnavailable(f"database unavailable: {error}")
+        return DatabaseUnavailable(f"database unavailable: {error.message}")
     return error
+
+
+def _plainly(error: Exception) -> str:
+    """What happened to the connection, without the driver's words for it."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused: is PostgreSQL running there?"
+    if isinstance(error, socket.gaierror):
+        return f"its host is not known: {error.strerror} (an @ in a password is written %40)"
+    return str(error) or type(error).__name__
 
 
 def _lost_connection(error: asyncpg.InterfaceError) -> bool:

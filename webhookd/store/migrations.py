@@ -73,6 +73,7 @@ async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
         # Looked at without lock or rights first: an up-to-date database is left alone, whoever asks.
         if not compare(schema, await _installed(connection)):
             return Pending((), code=False)
+        await _require_rights(connection)
         try:
             async with connection.transaction():
                 await connection.execute(schema.roles)
@@ -202,6 +203,22 @@ async def _require_usable(connection: Connection) -> None:
     encoding = await connection.fetchval("select current_setting('server_encoding')")
     if encoding != "UTF8":
         raise SchemaProblem(f"the database's encoding is {encoding}: webhookd needs UTF8")
+
+
+async def _require_rights(connection: Connection) -> None:
+    """Asked before the roles are made: they are the cluster's, and would stay when the rest is refused."""
+    lacks = await connection.fetchval(
+        """
+        select case
+            when not (select rolsuper or rolcreaterole from pg_roles where rolname = current_user)
+                then 'CREATEROLE'
+            when to_regnamespace('webhookd') is null
+                and not has_database_privilege(current_database(), 'create') then 'CREATE on the database'
+        end
+        """
+    )
+    if lacks:
+        raise SchemaProblem(f"this login may not migrate: it lacks {lacks}")
 
 
 async def _installed(connection: Connection) -> Installed:

@@ -1,0 +1,40 @@
+"""The documentation's SQL, run by psql as it stands there."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.support.database import Database
+from tests.support.installations import embedded_installations
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def documented(path: str, heading: str) -> str:
+    """The first SQL block after a heading."""
+    text = (ROOT / path).read_text("utf-8")
+    match = re.search(r"```sql\n(.*?)```", text[text.index(heading) :], re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+async def test_one_event_by_hand(database: Database) -> None:
+    """Whoever follows the schema's README with psql comes to a dead letter, and requeues it."""
+    # This machine's, or the one that the embedded server's package brings.
+    psql = shutil.which("psql") or next(embedded_installations()).program("psql")
+    script = documented("schema/README.md", "### One event by hand")
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [psql, "--no-psqlrc", "--set=ON_ERROR_STOP=1", database.dsn("daemon")],
+        input=script,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    daemon = await database.connect("daemon")
+    states = await daemon.fetch("select status from webhookd.webhook_delivery_sagas order by id")
+    assert [row[0] for row in states] == ["DeadLettered", "Pending"]
