@@ -1,0 +1,391 @@
+"""A subscriber's HTTPS endpoint, with verbs for each way of being a bad one.
+
+Real sockets on 127.0.0.1, in a thread with a loop of its own, so that a test that blocks does not stall it.
+Records every request byte for byte. What it does is set for a path, or for all: `endpoint.hang("/slow")`.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+import struct
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Self
+
+from tests.support.waiting import POLL_INTERVAL_SECONDS, WAIT_TIMEOUT_SECONDS
+
+# Of the behaviours that are about time. Any deadline of a test is longer than a few of these.
+DRIP_INTERVAL_SECONDS = 0.02
+CHUNK = b"x" * 16384
+# Larger than any answer that a client should read, and small enough to make at once.
+BOMB_BYTES = 64 * 1024 * 1024
+HEAD_END = b"\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as it came: header names in lower case, body byte for byte."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    header_lines: list[str]
+    body: bytes
+    received_at: float  # time.time()
+    connection: int  # the same number, the same connection
+
+
+class Connection:
+    """The endpoint's side of a connection."""
+
+    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        self.reader = reader
+        self._writer = writer
+        self.bytes_sent = 0
+
+    async def send(self, data: bytes) -> None:
+        """Send, waiting while the client does not read."""
+        # A lost connection is seen only in a turn of the loop, which drain() alone does not always take.
+        await asyncio.sleep(0)
+        if self._writer.transport.is_closing():
+            raise ConnectionResetError
+        self._writer.write(data)
+        await self._writer.drain()
+        self.bytes_sent += len(data)
+
+    def stop_reading(self) -> None:
+        """Take nothing more, not even the client's goodbye: below TLS, which would answer it by itself."""
+        self._writer.transport._ssl_protocol._transport.pause_reading()  # type: ignore[attr-defined]
+
+    async def reset(self) -> None:
+        """End with a TCP reset."""
+        raw = self._writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def abort(self) -> None:
+        """End without a goodbye, and wait until it has ended."""
+        self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await asyncio.wait_for(self._writer.wait_closed(), WAIT_TIMEOUT_SECONDS)
+
+
+Behaviour = Callable[[Request, Connection], Awaitable[bool]]  # true: the connection may be used again
+
+
+class Handshake(Enum):
+    """How the endpoint greets."""
+
+    MODERN = "modern"
+    OLD = "TLS 1.1 at most"
+    STALLED = "accepts, and says nothing"
+
+
+class Endpoint:
+    """Listens from start() to stop(); answers 200 to everything until told otherwise."""
+
+    def __init__(self, certificate: Path, handshake: Handshake = Handshake.MODERN) -> None:
+        self.requests: list[Request] = []
+        self.connections: list[Connection] = []
+        self.port = 0
+        self._certificate = certificate
+        self._handshake = handshake
+        self._behaviours: dict[str | None, Behaviour] = {None: _answer(200, b"", {})}
+        self._answered_unread: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
+        self._server: asyncio.Server | None = None
+        self._handlers: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Listen on a free port of 127.0.0.1."""
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(WAIT_TIMEOUT_SECONDS)
+
+    def stop(self) -> None:
+        """End every connection and the thread."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(WAIT_TIMEOUT_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_TIMEOUT_SECONDS)
+        self._loop.close()
+
+    def stop_listening(self) -> None:
+        """Refuse new connections; those that are open stay."""
+        asyncio.run_coroutine_threadsafe(self._close_listener(), self._loop).result(WAIT_TIMEOUT_SECONDS)
+
+    def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
+        """The URL of a path, by any name that leads here."""
+        return f"https://{host}:{self.port}{path}"
+
+    def requests_for(self, path: str) -> list[Request]:
+        """The requests of one path."""
+        return [request for request in self.requests if request.path == path]
+
+    async def received(self, count: int, path: str | None = None) -> list[Request]:
+        """Wait until that many requests have come; give them."""
+        deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
+        while len(found := self.requests if path is None else self.requests_for(path)) < count:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{len(found)} of {count} requests within {WAIT_TIMEOUT_SECONDS} s")
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+        return list(found)
+
+    # What it does from now on.
+
+    def behave(self, behaviour: Behaviour, path: str | None = None) -> None:
+        """Anything else that a test thinks of."""
+        self._behaviours[path] = behaviour
+
+    def answer(
+        self,
+        status: int = 200,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        path: str | None = None,
+    ) -> None:
+        """Answer in order."""
+        self.behave(_answer(status, body, headers or {}), path)
+
+    def answer_unread(self, path: str, status: int = 413) -> None:
+        """Answer on seeing the headers, and never take the body."""
+        self._answered_unread.add(path)
+
+        async def behaviour(request: Request, connection: Connection) -> bool:
+            connection.stop_reading()
+            await _answer(status, b"", {})(request, connection)
+            await asyncio.Event().wait()
+            return False
+
+        self.behave(behaviour, path)
+
+    def fail_times(self, count: int, status: int = 503, path: str | None = None) -> None:
+        """Fail that often, then answer 200."""
+        left = count
+
+        async def behaviour(request: Request, connection: Connection) -> bool:
+            nonlocal left
+            left -= 1
+            return await _answer(status if left >= 0 else 200, b"", {})(request, connection)
+
+        self.behave(behaviour, path)
+
+    def retry_after(self, value: str, status: int = 503, path: str | None = None) -> None:
+        """Ask to come back later."""
+        self.answer(status, headers={"Retry-After": value}, path=path)
+
+    def redirect_to(self, url: str, status: int = 307, path: str | None = None) -> None:
+        """Point elsewhere."""
+        self.answer(status, headers={"Location": url}, path=path)
+
+    def echo_challenge(self, *, bare: bool = False, path: str | None = None) -> None:
+        """Answer a verification with its challenge, in JSON or as bare text; all else with 200."""
+
+        async def behaviour(request: Request, connection: Connection) -> bool:
+            challenge = _challenge_in(request.body)
+            echo = challenge if bare else json.dumps({"challenge": challenge})
+            return await _answer(200, b"" if challenge is None else str(echo).encode(), {})(
+                request, connection
+            )
+
+        self.behave(behaviour, path)
+
+    def hang(self, path: str | None = None) -> None:
+        """Never answer."""
+        self.behave(_hang, path)
+
+    def close_at_once(self, path: str | None = None) -> None:
+        """Close instead of answering."""
+        self.behave(_raw(b""), path)
+
+    def reset_before_status(self, path: str | None = None) -> None:
+        """Send a TCP reset instead of an answer."""
+
+        async def behaviour(_: Request, connection: Connection) -> bool:
+            await connection.reset()
+            return False
+
+        self.behave(behaviour, path)
+
+    def reset_after_status(self, status: int = 200, path: str | None = None) -> None:
+        """Send status and headers, and a reset once the client has seen them."""
+
+        async def behaviour(_: Request, connection: Connection) -> bool:
+            await connection.send(f"HTTP/1.1 {status} X\r\nContent-Length: 100\r\n\r\n".encode())
+            # A reset discards what the client has not read yet.
+            await asyncio.sleep(5 * DRIP_INTERVAL_SECONDS)
+            await connection.reset()
+            return False
+
+        self.behave(behaviour, path)
+
+    def drip_headers(self, path: str | None = None) -> None:
+        """Send the status, and header lines without end, one at a time."""
+        self.behave(_drip(b"HTTP/1.1 200 OK\r\n", b"X-Drip: 1\r\n"), path)
+
+    def drip_body(self, status: int = 200, path: str | None = None) -> None:
+        """Send the headers, and a body without end, a byte at a time."""
+        head = f"HTTP/1.1 {status} X\r\nContent-Length: 1000000\r\n\r\n".encode()
+        self.behave(_drip(head, b"."), path)
+
+    def endless_body(self, status: int = 200, path: str | None = None) -> None:
+        """Send a body without end, as fast as it is taken."""
+
+        async def behaviour(_: Request, connection: Connection) -> bool:
+            await connection.send(f"HTTP/1.1 {status} X\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+            while True:
+                await connection.send(b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
+
+        self.behave(behaviour, path)
+
+    def gzip_bomb(self, path: str | None = None) -> None:
+        """Send few bytes that decompress to many."""
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        bomb = b"".join(packer.compress(bytes(1024 * 1024)) for _ in range(BOMB_BYTES // (1024 * 1024)))
+        self.answer(200, bomb + packer.flush(), {"Content-Encoding": "gzip"}, path)
+
+    def garbage(
+        self, data: bytes = b"\x00\xff\x16\x03 what is this\r\n\r\n", path: str | None = None
+    ) -> None:
+        """Answer with these bytes, and close."""
+        self.behave(_raw(data), path)
+
+    def duplicate_content_length(self, path: str | None = None) -> None:
+        """Give two lengths that differ."""
+        self.garbage(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", path)
+
+    def long_header(self, length: int = 100_000, path: str | None = None) -> None:
+        """Send one very long header line."""
+        self.answer(200, headers={"X-Long": "x" * length}, path=path)
+
+    def many_headers(self, count: int = 50_000, path: str | None = None) -> None:
+        """Send very many header lines."""
+        self.answer(200, headers={f"X-{number}": "1" for number in range(count)}, path=path)
+
+    def non_utf8_reason(self, status: int = 500, path: str | None = None) -> None:
+        """Give a reason phrase that is no text."""
+        self.garbage(f"HTTP/1.1 {status} ".encode() + b"\xff\xfe\r\nContent-Length: 0\r\n\r\n", path)
+
+    # Inside.
+
+    async def _listen(self) -> None:
+        context = None if self._handshake is Handshake.STALLED else self.server_context()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def server_context(self) -> ssl.SSLContext:
+        """The endpoint's side of TLS, for a test that serves by itself."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._certificate)
+        if self._handshake is Handshake.OLD:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                context.minimum_version = ssl.TLSVersion.TLSv1
+                context.maximum_version = ssl.TLSVersion.TLSv1_1
+            # Where OpenSSL has or allows neither, the client's refusal is the same.
+            context.set_ciphers("ALL:@SECLEVEL=0")
+        return context
+
+    async def _close_listener(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _end(self) -> None:
+        await self._close_listener()
+        for connection in self.connections:
+            await connection.abort()
+        for handler in list(self._handlers):
+            handler.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._handlers.add(task)
+            task.add_done_callback(self._handlers.discard)
+        connection = Connection(len(self.connections) + 1, reader, writer)
+        self.connections.append(connection)
+        with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
+            while await self._serve_one(connection):
+                pass
+        connection.close()
+
+    async def _serve_one(self, connection: Connection) -> bool:
+        if self._handshake is Handshake.STALLED:
+            await asyncio.Event().wait()
+        request = await _read_request(connection, self._answered_unread)
+        self.requests.append(request)
+        behaviour = self._behaviours.get(request.path) or self._behaviours[None]
+        return await behaviour(request, connection)
+
+
+async def _read_request(connection: Connection, answered_unread: set[str]) -> Request:
+    head = (await connection.reader.readuntil(HEAD_END)).decode("latin-1").removesuffix("\r\n\r\n")
+    first, *lines = head.split("\r\n")
+    method, path, _ = first.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    length = 0 if path in answered_unread else int(headers.get("content-length", "0"))
+    body = await connection.reader.readexactly(length)
+    return Request(method, path, headers, lines, body, time.time(), connection.number)
+
+
+def _answer(status: int, body: bytes, headers: Mapping[str, str]) -> Behaviour:
+    async def behaviour(_: Request, connection: Connection) -> bool:
+        lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        await connection.send("\r\n".join(lines).encode("latin-1") + HEAD_END + body)
+        return True
+
+    return behaviour
+
+
+def _raw(data: bytes) -> Behaviour:
+    async def behaviour(_: Request, connection: Connection) -> bool:
+        await connection.send(data)
+        return False
+
+    return behaviour
+
+
+def _drip(head: bytes, drop: bytes) -> Behaviour:
+    async def behaviour(_: Request, connection: Connection) -> bool:
+        await connection.send(head)
+        while True:
+            await connection.send(drop)
+            await asyncio.sleep(DRIP_INTERVAL_SECONDS)
+
+    return behaviour
+
+
+async def _hang(_: Request, connection: Connection) -> bool:
+    # Until the client goes away; nothing more comes from it.
+    await connection.reader.read()
+    return False
+
+
+def _challenge_in(body: bytes) -> str | None:
+    try:
+        message = json.loads(body)
+    except ValueError:
+        return None
+    if not isinstance(message, dict) or message.get("type") != "webhookd.verification":
+        return None
+    return str(message["challenge"])

@@ -1,0 +1,1 @@
+"""Tests of the way out: rules, signatures and the guarded client against a real endpoint."""

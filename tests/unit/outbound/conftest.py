@@ -1,0 +1,150 @@
+"""Fixtures of the way out: certificates, an endpoint, clients, and a fence around loopback.
+
+The fence records every address that is really dialled, and fails a dial beyond 127.0.0.0/8 and ::1 before it
+is made, as it fails a question to the machine's resolver.
+"""
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+import pytest
+
+from tests.support.certificates import Certificates
+from tests.support.endpoint import Endpoint
+from tests.support.waiting import POLL_INTERVAL_SECONDS, WAIT_TIMEOUT_SECONDS
+from webhookd.outbound.addresses import AddressPolicy, IPAddress
+from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
+
+LOOPBACK = ("127.0.0.0/8",)
+Dialled = list[tuple[str, int]]
+
+
+class Names:
+    """A resolver of the test's own: name in, addresses out; a name it does not know does not exist."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Sequence[str]] = {}
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:  # noqa: ARG002 - the lookup's signature
+        self.asked.append(host)
+        await asyncio.sleep(0)  # as a real one, not before others had a turn
+        if host not in self.answers:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return self.answers[host]
+
+
+class MakeClient(Protocol):
+    """Makes clients that the end of the test closes."""
+
+    def __call__(
+        self,
+        allow: Sequence[str] = LOOPBACK,
+        own: frozenset[tuple[IPAddress, int]] = frozenset(),
+        max_response_bytes: int = 65536,
+    ) -> GuardedClient:
+        """Make one that trusts the tests' authority."""
+
+
+@pytest.fixture
+def sockets() -> list[socket.socket]:
+    """The sockets of this test's dials."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def dialled(monkeypatch: pytest.MonkeyPatch, sockets: list[socket.socket]) -> Dialled:
+    """The addresses really dialled, in their order."""
+    made: Dialled = []
+    loop_class = asyncio.selector_events.BaseSelectorEventLoop
+    connect = loop_class.sock_connect
+
+    async def sock_connect(self: Any, sock: socket.socket, address: Any) -> None:
+        assert ip_address(address[0]).is_loopback, f"dialled {address}"
+        made.append((address[0], address[1]))
+        sockets.append(sock)
+        await connect(self, sock, address)
+
+    def getaddrinfo(host: str, *_: Any, **__: Any) -> Any:
+        raise AssertionError(f"asked the machine's resolver for {host}")
+
+    monkeypatch.setattr(loop_class, "sock_connect", sock_connect)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return made
+
+
+async def until_closed(sockets: list[socket.socket]) -> None:
+    """Return when none of the sockets is open any more; a failure if one stays."""
+    deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
+    while any(made.fileno() != -1 for made in sockets):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"left open: {sockets}")
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
+
+
+@pytest.fixture
+async def nothing_left_open(sockets: list[socket.socket]) -> AsyncIterator[None]:
+    """Fail a test whose clients are closed and whose connections are not."""
+    yield
+    await until_closed(sockets)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """The local authority and its certificates."""
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def tls(certificates: Certificates) -> ssl.SSLContext:
+    """Trust in the local authority; once, for the system's own take a while to read."""
+    return trusted_tls(certificates.ca_file)
+
+
+@pytest.fixture
+def names() -> Names:
+    """The resolver of this test's clients."""
+    return Names()
+
+
+@pytest.fixture
+def endpoint(certificates: Certificates) -> Iterator[Endpoint]:
+    """An endpoint with a good certificate that answers 200 until told otherwise."""
+    # Before the fence's patches matter: start_server resolves nothing for a numeric address.
+    with Endpoint(certificates.good) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+async def make_client(tls: ssl.SSLContext, names: Names) -> AsyncIterator[MakeClient]:
+    """A way to make clients, by default one that may dial loopback."""
+    clients: list[GuardedClient] = []
+
+    def make(
+        allow: Sequence[str] = LOOPBACK,
+        own: frozenset[tuple[IPAddress, int]] = frozenset(),
+        max_response_bytes: int = 65536,
+    ) -> GuardedClient:
+        options = ClientOptions(
+            AddressPolicy.of(allow),
+            tls,
+            own_addresses=own,
+            max_response_bytes=max_response_bytes,
+        )
+        clients.append(GuardedClient(options, names))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        await client.close()
+
+
+@pytest.fixture
+async def client(make_client: MakeClient) -> GuardedClient:
+    """A client that may dial loopback."""
+    return make_client()

@@ -1,0 +1,54 @@
+"""Tests of what an endpoint may say about when to come back."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from webhookd.outbound.retry_after import retry_after_seconds
+
+NOW = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
+IN_A_MINUTE = "Mon, 16 Nov 2026 12:01:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("value", "date", "seconds"),
+    [
+        ("0", None, 0),
+        ("120", None, 120),
+        (" 7 ", None, 7),
+        ("99999999999", None, 31_536_000),
+        (IN_A_MINUTE, None, 60),
+        ("Monday, 16-Nov-26 12:01:00 GMT", None, 60),
+        ("Mon Nov 16 12:01:00 2026", None, 60),
+        ("Mon, 16 Nov 2026 11:00:00 GMT", None, 0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", None, 31_536_000),
+        # An endpoint whose clock is ten minutes behind ours.
+        (IN_A_MINUTE, "Mon, 16 Nov 2026 11:50:00 GMT", 660),
+        (IN_A_MINUTE, "garbage", 60),
+    ],
+)
+def test_both_forms_are_understood_and_bounded(value: str, date: str | None, seconds: float) -> None:
+    """Seconds, and the three forms of a time, against the endpoint's own clock where it shows it."""
+    assert retry_after_seconds(value, date, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "soon",
+        "-1",
+        "1.5",
+        "1e3",
+        "inf",
+        "nan",
+        "٣",
+        "9" * 400,
+        "0x10",
+        "Mon, 99 Nov 2026 12:01:00 GMT",
+    ],
+)
+def test_garbage_is_nothing(value: str | None) -> None:
+    """What is neither form counts as not said."""
+    assert retry_after_seconds(value, None, NOW) is None
