@@ -44,7 +44,7 @@ $$;
 create or replace function webhookd.is_callback_url(candidate text) returns boolean
 language sql immutable parallel safe as $$
     select coalesce(length(candidate) <= 500
-        and candidate ~ '^https://[^[:space:][:cntrl:]/?#@]+([/?][^[:space:][:cntrl:]#]*)?$', false)
+        and candidate ~ '^https://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z]([0-9A-Za-z.-]*[0-9A-Za-z])?)(:[0-9]{1,5})?([/?][!"$-~]*)?$', false)
 $$;
 
 create or replace function webhookd.is_secret(candidate text) returns boolean

@@ -7,10 +7,11 @@
 -- returned megabytes would block in the send before its commit.
 --
 -- Candidates come from idx_job_status_lease, twice as many as wanted: the order names lease_until, which is null in every
--- one of them, because with `order by id` alone the planner walks the primary key and its history. (1.7 ms for 100 with
--- twenty saturated subscriptions ahead; 31-42 ms for the oldest of each of 200,000.)
--- `resume_from`, the oldest job that was Pending, taken or not, is the next call's `first_job_id`: a hint that spares the
--- dead rows in front of it. Pass 0 once every poll interval, for a reset, released or late committed job lies behind it.
+-- one of them, because with `order by id` alone the planner walks the primary key and its history. (A sketch of this took
+-- 1.7 ms for 100 with twenty saturated subscriptions ahead.)
+-- `resume_from`, the oldest job that was Pending and not held, taken or not, is the next call's `first_job_id`: a hint that
+-- spares the dead and held rows in front of it. Pass 0 once every poll interval, for a job that was reset, released,
+-- resumed or committed late lies behind it.
 create or replace function webhookd.claim_jobs(
     worker_id text, wanted integer, lease_seconds double precision, subscription_slots integer,
     busy_subscription_ids bigint[] default '{}', busy_slots integer[] default '{}', first_job_id bigint default 0)
@@ -39,6 +40,7 @@ begin
 
     select j.id into oldest_pending_id from webhook_delivery_jobs j
     where j.status = 'Pending' and j.lease_until is null and j.id >= first_job_id
+        and exists (select from subscriptions u where u.id = j.subscription_id and u.active and u.verified)
     order by j.lease_until, j.id limit 1;
 
     with candidate as materialized (
@@ -69,6 +71,7 @@ begin
             where j.id = any(array(select (select min(a.id) from webhook_delivery_jobs a
                                            where a.subscription_id = f.id and a.status in ('Pending', 'Leased'))
                                    from unnest(failing_ids) as f (id)))
+                and j.finished_at is null
             for update skip locked);
         probe_ids := array(select p.id from unnest(probe_ids) as p (id)
                            where not exists (select from webhook_delivery_jobs l
@@ -105,7 +108,7 @@ grant execute on function webhookd.claim_jobs(text, integer, double precision, i
 
 
 -- What to send for jobs just claimed, and with which secrets to sign it, newest first. A job whose lease was lost
--- meanwhile is left out.
+-- meanwhile is left out; so are those, but for the first, with which the payloads would pass 32 MiB: release them.
 create or replace function webhookd.load_deliveries(job_ids bigint[], lease_tokens uuid[])
 returns table (job_id bigint, event_type text, payload text, correlation_id text, secrets text[], headers jsonb)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -114,13 +117,15 @@ begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
 
     return query
-    select j.id, e.event_type::text, e.payload::text, e.correlation_id::text,
-           live_secrets(c), c.headers
-    from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
-    join webhook_delivery_jobs j on j.id = g.job_id and j.lease_token = g.lease_token and j.finished_at is null
-    join webhook_delivery_sagas s on s.id = j.saga_id
-    join events e on e.id = s.event_id
-    join subscription_secrets c on c.subscription_id = j.subscription_id;
+    select d.id, d.event_type, d.payload, d.correlation_id, d.secrets, d.headers
+    from (select j.id, e.event_type::text, e.payload::text, e.correlation_id::text, live_secrets(c) as secrets, c.headers,
+                 sum(octet_length(e.payload::text)) over (order by j.id) as running, min(j.id) over () as first_id
+          from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
+          join webhook_delivery_jobs j on j.id = g.job_id and j.lease_token = g.lease_token and j.finished_at is null
+          join webhook_delivery_sagas s on s.id = j.saga_id
+          join events e on e.id = s.event_id
+          join subscription_secrets c on c.subscription_id = j.subscription_id) d
+    where d.running <= 33554432 or d.id = d.first_id;
 end
 $$;
 grant execute on function webhookd.load_deliveries(bigint[], uuid[]) to webhookd_app;
@@ -153,11 +158,12 @@ begin
                     'job_ids must be distinct and not null');
     perform require(array_position(lease_tokens, null) is null, 'lease_tokens must not be null');
 
-    with given as (
+    with given as materialized (
         select g.*, g.error_code is null and coalesce(g.response_status between 200 and 299, false) as delivered
         from unnest(job_ids, lease_tokens, response_statuses, error_codes, durations_ms,
                     report_results.retry_after_seconds, response_excerpts)
             as g (job_id, lease_token, response_status, error_code, duration_ms, retry_after, response_excerpt)
+        order by g.job_id  -- so that the same report sent again in another order waits, and cannot deadlock
     ), accepted as (
         update webhook_delivery_jobs j
         set status = case when g.delivered then 'Completed' else 'Failed' end::job_status,

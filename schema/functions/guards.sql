@@ -1,8 +1,6 @@
 -- owner: webhookd_owner
--- Owns: what may change in a row, whoever asks, the tables' owner included; and what a write sets in motion.
---
--- Conditions stand in the triggers' WHEN clauses: a legal change costs no function call (measured: no time,
--- 5 % more WAL at most). Only a refusal, an insert of jobs or a dead letter runs PL/pgSQL.
+-- Owns: what triggers do: refuse what may not change, whoever asks, and set in motion what follows a write. Which change
+-- calls which of them is in triggers.sql.
 
 create or replace function webhookd.refuse_change() returns trigger
 language plpgsql as $$
@@ -29,17 +27,12 @@ begin
 end
 $$;
 
-
--- events, dead letters: append only -----------------------------------------------------------------------------
--- By triggers and not by taking rights from the owner, as whom foreign keys lock the rows they refer to.
-
-create or replace trigger events_immutable before update or delete or truncate on webhookd.events
-    for each statement execute function webhookd.refuse_change();
-
-create or replace trigger dead_letters_immutable before update or delete or truncate on webhookd.dead_letters
-    for each statement execute function webhookd.refuse_change();
+-- events ----------------------------------------------------------------------------------------------------------
 
 -- Whoever inserts, the queue row is in the same commit. Not ENABLE ALWAYS: a restored dump is not routed again.
+--
+-- Id and time are the database's, also where an application inserts by itself, and GENERATED ALWAYS does not see to it: an id
+-- ahead of the sequence would make the next publishers fail, and one out of range would stop routing for all.
 --
 -- The wake-up is throttled by session, because NOTIFY takes a cluster-wide lock at commit (19,000 single-row
 -- commits a second became 3,700): who hears one looks again 50 ms later. Through a shared row it would
@@ -49,20 +42,25 @@ create or replace trigger dead_letters_immutable before update or delete or trun
 create or replace function webhookd.enqueue_events() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
-    woken_at constant timestamptz := coalesce(nullif(current_setting('webhookd.woken_at', true), ''), '-infinity');
+    -- Seconds, not a timestamp's text: that is read by the DateStyle of the day.
+    woken_text constant text := current_setting('webhookd.woken_at', true);
+    woken_at constant double precision := case when woken_text ~ '^([0-9.]+|infinity)$' then woken_text else '-infinity' end;
+    present constant double precision := extract(epoch from clock_timestamp());
 begin
+    if exists (select from new_events n
+               where n.id not between 1 and (select q.last_value from events_id_seq q) or n.created_at <> now())
+    then
+        raise exception using errcode = 'WH400', message = 'an event gets its id and its time from the database';
+    end if;
     insert into event_routing_queue (event_id) select id from new_events;
     -- A mark ahead of the clock means that the clock was set back.
-    if woken_at not between clock_timestamp() - interval '50 milliseconds' and clock_timestamp() and woken_at <> 'infinity' then
+    if woken_at not between present - 0.05 and present and woken_at <> 'infinity' then
         perform pg_notify('webhookd_events', '');
-        perform set_config('webhookd.woken_at', clock_timestamp()::text, false);
+        perform set_config('webhookd.woken_at', present::text, false);
     end if;
     return null;
 end
 $$;
-create or replace trigger events_enqueue after insert on webhookd.events
-    referencing new table as new_events for each statement execute function webhookd.enqueue_events();
-
 
 -- subscriptions ---------------------------------------------------------------------------------------------------
 
@@ -73,9 +71,6 @@ begin
     return new;
 end
 $$;
-create or replace trigger subscription_address before update on webhookd.subscriptions
-    for each row when (old.callback_url is distinct from new.callback_url)
-    execute function webhookd.distrust_new_address();
 
 create or replace function webhookd.log_subscription() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -85,51 +80,8 @@ begin
     return null;
 end
 $$;
-create or replace trigger subscription_born after insert on webhookd.subscriptions
-    for each row execute function webhookd.log_subscription();
-create or replace trigger subscription_changed after update on webhookd.subscriptions
-    for each row when ((old.event_type, old.callback_url, old.active, old.verified)
-                       is distinct from (new.event_type, new.callback_url, new.active, new.verified))
-    execute function webhookd.log_subscription();
-
 
 -- sagas -----------------------------------------------------------------------------------------------------------
-
-create or replace trigger saga_birth before insert on webhookd.webhook_delivery_sagas
-    for each row when (new.status <> 'Pending' or new.attempt_count <> 0 or new.final_error_code is not null)
-    execute function webhookd.refuse_transition('saga');
-
-create or replace trigger saga_frozen before update on webhookd.webhook_delivery_sagas
-    for each row when (old.status in ('Completed', 'DeadLettered'))
-    execute function webhookd.refuse_change('saga');
-
-create or replace trigger saga_transition before update on webhookd.webhook_delivery_sagas
-    for each row when (
-        (old.id, old.event_id, old.subscription_id, old.dead_letter_id, old.created_at)
-            is distinct from (new.id, new.event_id, new.subscription_id, new.dead_letter_id, new.created_at)
-        or not case
-            -- a job was made
-            when old.status in ('Pending', 'PendingRetry') and new.status = 'InProgress' then
-                (new.attempt_count, new.next_attempt_at, new.final_error_code)
-                    is not distinct from (old.attempt_count, old.next_attempt_at, old.final_error_code)
-            -- a result was applied
-            when old.status = 'InProgress' and new.status = 'Completed' then
-                (new.attempt_count, new.next_attempt_at, new.final_error_code)
-                    is not distinct from (old.attempt_count + 1, old.next_attempt_at, old.final_error_code)
-            when old.status = 'InProgress' and new.status = 'PendingRetry' then
-                new.attempt_count = old.attempt_count + 1 and new.next_attempt_at > old.next_attempt_at
-            when old.status = 'InProgress' and new.status = 'DeadLettered' then
-                new.attempt_count = old.attempt_count + 1 and new.next_attempt_at = old.next_attempt_at
-            -- the limit was lowered
-            when old.status = 'PendingRetry' and new.status = 'DeadLettered' then
-                (new.attempt_count, new.next_attempt_at, new.final_error_code)
-                    is not distinct from (old.attempt_count, old.next_attempt_at, old.final_error_code)
-            -- an operator moves the due time, see saga_rescheduled
-            when old.status in ('Pending', 'PendingRetry') and new.status = old.status then
-                (new.attempt_count, new.final_error_code) is not distinct from (old.attempt_count, old.final_error_code)
-            else false
-        end)
-    execute function webhookd.refuse_transition('saga');
 
 -- A due time at or before an earlier attempt's would give the next job that attempt's key: it could never start.
 create or replace function webhookd.refuse_past_attempt() returns trigger
@@ -142,9 +94,6 @@ begin
     return new;
 end
 $$;
-create or replace trigger saga_rescheduled before update on webhookd.webhook_delivery_sagas
-    for each row when (old.status = new.status and old.next_attempt_at <> new.next_attempt_at)
-    execute function webhookd.refuse_past_attempt();
 
 -- Looked at when the transaction commits: a DeadLettered saga and its dead letter appear together or not at all.
 create or replace function webhookd.require_dead_letter() returns trigger
@@ -156,18 +105,8 @@ begin
     return null;
 end
 $$;
-drop trigger if exists saga_buried on webhookd.webhook_delivery_sagas;  -- a constraint trigger cannot be replaced
-create constraint trigger saga_buried after update on webhookd.webhook_delivery_sagas
-    deferrable initially deferred
-    for each row when (new.status = 'DeadLettered')
-    execute function webhookd.require_dead_letter();
-
 
 -- jobs ------------------------------------------------------------------------------------------------------------
-
-create or replace trigger job_birth before insert on webhookd.webhook_delivery_jobs
-    for each row when (new.status <> 'Pending' or new.lease_resets <> 0 or new.result_applied_at is not null)
-    execute function webhookd.refuse_transition('job');
 
 -- A job is made for a saga that is InProgress when the statement ends, for its subscription, for its due time. A saga that
 -- another is moving at this moment needs no lock: its attempt has a job already, and uniq_job_saga_attempt refuses this one.
@@ -185,46 +124,6 @@ begin
     return null;
 end
 $$;
-create or replace trigger job_of_saga_in_progress after insert on webhookd.webhook_delivery_jobs
-    referencing new table as new_jobs for each statement execute function webhookd.require_saga_in_progress();
-
--- A finished job takes one stamp, result_applied_at, once.
-create or replace trigger job_frozen before update on webhookd.webhook_delivery_jobs
-    for each row when (
-        old.status in ('Completed', 'Failed')
-        and (old.result_applied_at is not null or new.result_applied_at is null
-             or (old.id, old.saga_id, old.subscription_id, old.status, old.lease_until, old.attempt_at,
-                 old.response_status, old.error_code, old.worker_id, old.lease_token, old.lease_resets,
-                 old.created_at, old.finished_at, old.duration_ms, old.retry_after_seconds, old.response_excerpt)
-                is distinct from
-                (new.id, new.saga_id, new.subscription_id, new.status, new.lease_until, new.attempt_at,
-                 new.response_status, new.error_code, new.worker_id, new.lease_token, new.lease_resets,
-                 new.created_at, new.finished_at, new.duration_ms, new.retry_after_seconds, new.response_excerpt)))
-    execute function webhookd.refuse_change('job');
-
-create or replace trigger job_transition before update on webhookd.webhook_delivery_jobs
-    for each row when (
-        old.status in ('Pending', 'Leased')
-        and ((old.id, old.saga_id, old.subscription_id, old.attempt_at, old.created_at)
-                is distinct from (new.id, new.saga_id, new.subscription_id, new.attempt_at, new.created_at)
-             or not case
-                when old.status = 'Pending' and new.status in ('Pending', 'Leased') then
-                    new.lease_resets = old.lease_resets
-                -- the same lease: it may be made longer or end early, its token stays
-                when old.status = 'Leased' and new.status = 'Leased' then
-                    (new.lease_token, new.worker_id, new.lease_resets)
-                        is not distinct from (old.lease_token, old.worker_id, old.lease_resets)
-                when old.status = 'Leased' and new.status = 'Pending' then
-                    new.lease_resets in (old.lease_resets, old.lease_resets + 1)
-                -- reported by its holder, or given up by the reaper, which clears the token
-                when old.status = 'Leased' and new.status in ('Completed', 'Failed') then
-                    (new.worker_id, new.lease_resets) is not distinct from (old.worker_id, old.lease_resets)
-                    and new.result_applied_at is null
-                    and (new.lease_token is null or new.lease_token = old.lease_token)
-                else false
-            end))
-    execute function webhookd.refuse_transition('job');
-
 
 -- dead letters ----------------------------------------------------------------------------------------------------
 
@@ -245,5 +144,3 @@ begin
     return null;
 end
 $$;
-create or replace trigger dead_letter_true after insert on webhookd.dead_letters
-    referencing new table as new_dead_letters for each statement execute function webhookd.require_true_snapshot();

@@ -22,6 +22,8 @@ begin
     perform require((select bool_and(is_event_type(t)) from unnest(event_types) t),
                     'event_type must be 1 to 100 characters: words of letters, digits and _, joined by dots');
     perform require(not exists (select from unnest(payloads) p where p is null), 'payload must be a JSON text, not null');
+    perform require(not exists (select from unnest(payloads) p where octet_length(p::text) > 8388608),
+                    'payload must be at most 8388608 bytes');
     perform require(not exists (select from unnest(idempotency_keys) k
                                 where length(k) not between 1 and 255 or k !~ '^[^[:cntrl:]]+$'),
                     'idempotency_key must be 1 to 255 characters, none of them a control character');

@@ -2,8 +2,9 @@
 -- Owns: every change of a saga. Sends nothing, leases nothing, never looks into a payload.
 -- Reads results that workers reported; hands on jobs, transitions, and hints for the caller's ring of subscriptions.
 
--- Which subscriptions have something due: a loose scan of idx_saga_subscription_due, one step a subscription (1 ms for
--- 100, 50 ms for 10,000). Held ones (inactive or unverified) are left out: their sagas wait. Page on with the last id.
+-- The next `max_subscriptions` that have waiting sagas, in the order of their ids, and since when something of theirs is due:
+-- null where nothing is, or where they are held (inactive or unverified) and their sagas wait. A loose scan of
+-- idx_saga_subscription_due, one step a subscription. Page on with the last id; a page that is not full is the last.
 create or replace function webhookd.due_subscriptions(after_subscription_id bigint, max_subscriptions integer)
 returns table (subscription_id bigint, oldest_due_at timestamptz)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -13,46 +14,66 @@ begin
     perform require(max_subscriptions > 0, 'max_subscriptions must be at least 1');
 
     return query
-    with recursive waiting (id) as (
-        select after_subscription_id
+    with recursive waiting (id, place) as (
+        select after_subscription_id, 0
         union all
         select (select s.subscription_id from webhook_delivery_sagas s
                 where s.status in ('Pending', 'PendingRetry') and s.subscription_id > w.id
-                order by s.subscription_id limit 1)
-        from waiting w where w.id is not null
+                order by s.subscription_id limit 1), w.place + 1
+        from waiting w where w.id is not null and w.place < max_subscriptions
     )
-    select w.id, d.next_attempt_at
-    from waiting w
-    join subscriptions u on u.id = w.id and u.active and u.verified
-    cross join lateral (
+    select w.id, (
         select s.next_attempt_at from webhook_delivery_sagas s
         where s.subscription_id = w.id and s.status in ('Pending', 'PendingRetry') and s.next_attempt_at <= now()
-        order by s.next_attempt_at limit 1) d
-    where w.id > after_subscription_id
-    limit max_subscriptions;
+            and exists (select from subscriptions u where u.id = w.id and u.active and u.verified)
+        order by s.next_attempt_at limit 1)
+    from waiting w where w.place > 0 and w.id is not null
+    order by w.id;
 end
 $$;
 grant execute on function webhookd.due_subscriptions(bigint, integer) to webhookd_app;
 
 
+-- Whether an error is a row's own fault, so that the others of its batch should go on without it. Not: a conflict with
+-- another transaction (40), the server's resources, locks, shutdown or disk (53, 55, 57, 58).
+create or replace function webhookd.is_of_one_row(state text) returns boolean
+language sql immutable set search_path = pg_catalog, webhookd, pg_temp as $$
+    select left(state, 2) <> all('{40,53,55,57,58}')
+$$;
+
 -- Waiting sagas that have used up their attempts, moved to DeadLettered with their dead letters. Internal: the callers
--- hold the rows and have decided.
+-- hold the rows and have decided. One that cannot be moved comes back with a `problem`, and the others are moved.
 create or replace function webhookd.dead_letter_waiting(saga_ids bigint[]) returns setof webhookd.saga_transition
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    one_id bigint;
 begin
     update webhook_delivery_sagas s set status = 'DeadLettered', updated_at = now() where s.id = any(saga_ids);
     return query
     select s.id, s.subscription_id, s.event_id, null::bigint, s.status, s.attempt_count, s.next_attempt_at,
            s.final_error_code::text, b.dead_letter_id, null::text
     from bury(saga_ids) b join webhook_delivery_sagas s on s.id = b.saga_id;
+exception when others then
+    if not is_of_one_row(sqlstate) then
+        raise;
+    elsif cardinality(saga_ids) = 1 then
+        return query
+        select s.id, s.subscription_id, s.event_id, null::bigint, null::saga_status, s.attempt_count, s.next_attempt_at,
+               s.final_error_code::text, null::bigint, sqlerrm
+        from webhook_delivery_sagas s where s.id = saga_ids[1];
+    else
+        foreach one_id in array saga_ids loop
+            return query select * from dead_letter_waiting(array[one_id]);
+        end loop;
+    end if;
 end
 $$;
 
 
 -- Make jobs for due sagas: for each subscription named at most its quota, and never more active jobs than the window
--- (one, while its endpoint keeps failing). Goes round the subscriptions it is given instead of down one queue; measured
--- with 200,000 due of one, 5,000 with 40 each, and 500,000 of one beside 10,000: 10, 16 and 14 ms a tick of 500, where
--- a scan over all subscriptions took 11, 49 and 99.
+-- (one, while its endpoint keeps failing). Goes round the subscriptions it is given instead of down one queue; a sketch of
+-- this took 10, 16 and 14 ms a tick of 500 with 200,000 due of one, 5,000 with 40 each, and 500,000 of one beside 10,000,
+-- where a scan over all subscriptions took 11, 49 and 99.
 --
 -- Invariant: active jobs of a subscription <= its window, whoever ticks. One orchestrator at a time (another gets no
 -- rows, not a wait), and the turn is taken in a statement before the count: a snapshot older than the lock would not
@@ -83,6 +104,7 @@ begin
                     'one quota, saga mark and job mark for each subscription, and at least one subscription');
     perform require((select count(distinct u.id) = count(*) from unnest(subscription_ids) as u (id)),
                     'subscription_ids must be distinct and not null');
+    perform require((select bool_and(q >= 0) and count(q) = count(*) from unnest(quotas) q), 'quotas must be 0 or more');
     perform require(subscription_window > 0, 'subscription_window must be at least 1');
     perform require(max_attempts > 0, 'max_attempts must be at least 1');
 
@@ -278,8 +300,7 @@ $$;
 --
 -- One bad row harms nothing but itself: if the batch is refused, its members are tried one by one, and one that cannot
 -- be applied comes back with a `problem` and no status. The caller logs it, counts it, and passes its id in
--- `excluded_job_ids` until the next poll interval, so that it is not in the way. What is no row's fault (a deadlock,
--- a full disk, a lock not got) is not caught.
+-- `excluded_job_ids` until the next poll interval, so that it is not in the way.
 --
 -- `reported_job_ids` are results the caller knows of: found by the primary key, so that it passes over nothing under a held
 -- snapshot and waits behind nobody. Null looks for any, oldest first, by idx_job_unapplied: once every poll interval, for
@@ -300,7 +321,8 @@ begin
     perform require(max_delay_seconds between 0 and 31536000, 'max_delay_seconds must be 0 to 31536000');
     perform require(jitter between 0 and 1, 'jitter must be 0 to 1');
     perform require(failing_after > 0, 'failing_after must be at least 1');
-    perform require(excluded_job_ids is not null, 'excluded_job_ids must not be null');
+    perform require(excluded_job_ids is not null and array_position(excluded_job_ids, null) is null,
+                    'excluded_job_ids must not be null, nor any of them');
 
     if reported_job_ids is null then
         job_ids := array(
@@ -322,14 +344,22 @@ begin
         return query select * from settle(
             job_ids, max_attempts, base_delay_seconds, max_delay_seconds, jitter, failing_after);
         return;
-    exception when data_exception or integrity_constraint_violation or sqlstate 'WH410' or sqlstate 'WH411' then
-        null;  -- one of them is refused: which?
+    exception when others then
+        if not is_of_one_row(sqlstate) then
+            raise;
+        end if;  -- one of them is refused: which?
     end;
-    foreach one_id in array job_ids loop
+    -- By subscription, as their health is locked: two orchestrators at this cannot deadlock.
+    foreach one_id in array array(
+        select j.id from webhook_delivery_jobs j where j.id = any(job_ids) order by j.subscription_id, j.id)
+    loop
         begin
             return query select * from settle(
                 array[one_id], max_attempts, base_delay_seconds, max_delay_seconds, jitter, failing_after);
-        exception when data_exception or integrity_constraint_violation or sqlstate 'WH410' or sqlstate 'WH411' then
+        exception when others then
+            if not is_of_one_row(sqlstate) then
+                raise;
+            end if;
             return query
             select s.id, s.subscription_id, s.event_id, one_id, null::saga_status, s.attempt_count, s.next_attempt_at,
                    null::text, null::bigint, sqlerrm

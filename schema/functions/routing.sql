@@ -3,9 +3,12 @@
 
 -- A subscription counts if it is active and verified in this statement's snapshot; an event that matches nothing just
 -- leaves the queue. Served by the queue's primary key, the primary key of events and idx_sub_event_type.
+-- Stops before the event with which the batch would pass `max_sagas`, so that a wide fan-out does not make one long
+-- transaction of many events; a single event is routed whole, whatever its fan-out.
 -- `first_event_id` is a low-water mark, a hint that spares the dead rows in front under a held snapshot: pass back
 -- `next_event_id`, and 0 once every poll interval, for a late commit may lie behind it.
-create or replace function webhookd.route_events(batch_size integer, first_event_id bigint default 0)
+create or replace function webhookd.route_events(
+    batch_size integer, first_event_id bigint default 0, max_sagas integer default 10000)
 returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
@@ -14,10 +17,23 @@ declare
 begin
     perform require(batch_size > 0, 'batch_size must be at least 1');
     perform require(first_event_id is not null, 'first_event_id must not be null');
+    perform require(max_sagas > 0, 'max_sagas must be at least 1');
 
-    with taken as materialized (
+    with locked as materialized (
         select q.event_id from event_routing_queue q where q.event_id >= first_event_id
         order by q.event_id limit batch_size for update skip locked
+    ), typed as materialized (
+        select l.event_id, e.event_type from locked l join events e on e.id = l.event_id
+    ), fan_out as materialized (
+        select t.event_type, count(s.id) as sagas
+        from (select distinct d.event_type from typed d) t
+        left join subscriptions s on s.event_type = t.event_type and s.active and s.verified
+        group by t.event_type
+    ), taken as materialized (
+        select r.event_id
+        from (select t.event_id, f.sagas, sum(f.sagas) over (order by t.event_id) as running
+              from typed t join fan_out f on f.event_type = t.event_type) r
+        where r.running <= max_sagas or r.running = r.sagas
     ), routed as (
         insert into webhook_delivery_sagas (event_id, subscription_id)
         select e.id, s.id
@@ -39,4 +55,4 @@ begin
     return next;
 end
 $$;
-grant execute on function webhookd.route_events(integer, bigint) to webhookd_app;
+grant execute on function webhookd.route_events(integer, bigint, integer) to webhookd_app;

@@ -21,9 +21,11 @@ begin
     perform require(max_attempts is null or max_attempts between 1 and 1000, 'max_attempts must be 1 to 1000');
     perform require(base_delay_seconds is null or base_delay_seconds between 0 and 31536000,
                     'base_delay_seconds must be 0 to 31536000');
-    perform require(case when jsonb_typeof(headers) = 'object'
-                         then not exists (select from jsonb_each(headers) h where jsonb_typeof(h.value) <> 'string') end,
-                    'headers must be an object of strings');
+    perform require(case when jsonb_typeof(headers) = 'object' then not exists (
+                        select from jsonb_each(headers) h
+                        where jsonb_typeof(h.value) <> 'string' or h.key !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
+                            or h.value #>> '{}' !~ '^[\x20-\x7e]*$' or length(h.value #>> '{}') > 4096) end,
+                    'headers must be an object of strings, with names and values that may stand in a header');
     perform require(description is null or length(description) <= 500, 'description must be at most 500 characters');
 end
 $$;

@@ -18,7 +18,8 @@ create table webhookd.events (
     payload         json not null,
     idempotency_key varchar(255) collate "C",
     correlation_id  varchar(255) collate "C",
-    constraint created_at_is_a_time check (isfinite(created_at)),
+    -- Bounded also for who does not come through the API: a delivery is held in memory, beside many others.
+    constraint payload_bound check (octet_length(payload::text) <= 8388608),
     constraint event_type_form check (event_type ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$'),
     constraint idempotency_key_form check (idempotency_key ~ '^[^[:cntrl:]]+$'),
     -- It travels in a header.
@@ -50,7 +51,7 @@ create table webhookd.subscriptions (
     updated_at         timestamptz not null default now(),
     constraint event_type_form check (event_type ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$'),
     constraint callback_url_is_https check (
-        callback_url ~ '^https://[^[:space:][:cntrl:]/?#@]+([/?][^[:space:][:cntrl:]#]*)?$'),
+        callback_url ~ '^https://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z]([0-9A-Za-z.-]*[0-9A-Za-z])?)(:[0-9]{1,5})?([/?][!"$-~]*)?$'),
     constraint max_attempts_range check (max_attempts between 1 and 1000),
     constraint base_delay_range check (base_delay_seconds between 0 and 31536000)
 );

@@ -79,6 +79,39 @@ async def test_a_delivery_has_what_is_to_be_sent(flow: Flow) -> None:
     assert await jobs.load(flow.daemon, leases) == []
 
 
+async def test_what_is_loaded_at_once_is_bounded(flow: Flow) -> None:
+    """Payloads past the bound are left for later, but for the first; a reported job is not loaded again."""
+    await flow.subscribe()
+    large = '"' + "x" * (8 * 1024 * 1024 - 2) + '"'
+    for _ in range(6):
+        await flow.publish(payload=large)
+    await flow.route()
+    await flow.start()
+    leases = sorted(await flow.claim())
+    loaded = await jobs.load(flow.daemon, leases)
+    assert sorted(delivery.job_id for delivery in loaded) == [lease.job_id for lease in leases[:4]]
+    await flow.report(leases[0])
+    assert await jobs.load(flow.daemon, leases[:1]) == []
+
+
+async def test_the_reaper_may_be_told_where_to_begin(flow: Flow) -> None:
+    """Leases that ended before its mark are left for a look from the beginning."""
+    await flow.subscribe()
+    for _ in range(2):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    old, recent = sorted(await flow.claim())
+    await flow.expire_lease(recent.job_id)
+    await flow.superuser.execute(
+        "update webhookd.webhook_delivery_jobs set lease_until = now() - interval '1 hour' where id = $1",
+        old.job_id,
+    )
+    mark = await flow.daemon.fetchval("select now() - interval '1 minute'")
+    assert [reset.job_id for reset in await jobs.reset_expired(flow.daemon, 9, 5, mark)] == [recent.job_id]
+    assert [reset.job_id for reset in await jobs.reset_expired(flow.daemon, 9, 5)] == [old.job_id]
+
+
 async def test_an_expired_lease_that_nobody_took_still_reports(flow: Flow) -> None:
     """The token decides, not the clock."""
     lease = await leased(flow)

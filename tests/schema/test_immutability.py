@@ -324,6 +324,7 @@ async def test_an_insert_rolled_back_is_not_queued(flow: "Flow", database: "Data
 async def test_a_loaded_dump_is_not_routed_again(flow: "Flow", setting: str, expected: set[int]) -> None:
     """A COPY with triggers off, as a restore does it, leaves the queue empty; an ordinary COPY fills it."""
     dump = io.BytesIO(b"4\torder.created\t{}\n5\torder.created\t{}\n")
+    await flow.superuser.execute("select setval('webhookd.events_id_seq', 9)")
     async with flow.superuser.transaction():
         await flow.superuser.execute(f"set local session_replication_role = {setting}")
         copied = await flow.superuser.copy_to_table(
@@ -331,3 +332,28 @@ async def test_a_loaded_dump_is_not_routed_again(flow: "Flow", setting: str, exp
         )
     assert copied == "COPY 2"
     assert await queued(flow) == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        pytest.param("id", "1000", id="ahead of the sequence"),
+        pytest.param("id", "-7", id="before the first"),
+        pytest.param("id", "9223372036854775807", id="the largest"),
+        pytest.param("created_at", "now() - interval '1 day'", id="in the past"),
+        pytest.param("created_at", "'infinity'", id="never"),
+    ],
+)
+async def test_an_application_cannot_choose_id_or_time(
+    flow: "Flow", database: "Database", column: str, value: str
+) -> None:
+    """A forged id would make the next publishers fail, or stop routing for all: the database gives both."""
+    application = await database.connect("application")
+    insert = (
+        f"insert into webhookd.events ({column}, event_type, payload) overriding system value "
+        f"values ({value}, 'a', '{{}}')"
+    )
+    with pytest.raises(asyncpg.PostgresError, match="gets its id and its time from the database"):
+        await application.execute(insert)
+    await application.execute("insert into webhookd.events (event_type, payload) values ('a', '{}')")
+    assert len(await queued(flow)) == 1

@@ -92,7 +92,7 @@ def command(tmp_path: Path) -> Command:
 async def test_migrate_says_what_it_did(command: Command, empty_database: Database) -> None:
     """The first run names each thing it applied; the second finds nothing to do; both end with 0."""
     dsn = empty_database.dsn("migrator")
-    applied = [*(migration.name for migration in shipped().migrations), "functions and rights"]
+    applied = [*(migration.name for migration in shipped().migrations), "functions and rights", "triggers"]
     expected = [*(f"applied {name}" for name in applied), UP_TO_DATE]
     assert await command.run("migrate", dsn=dsn) == Ended(0, expected, [])
     assert await command.run("migrate", dsn=dsn) == Ended(0, [UP_TO_DATE], [])
@@ -101,7 +101,7 @@ async def test_migrate_says_what_it_did(command: Command, empty_database: Databa
 async def test_check_says_what_is_pending(command: Command, empty_database: Database) -> None:
     """`--check` ends with 1 and names what is pending before, with 0 after, and changes nothing."""
     dsn = empty_database.dsn("migrator")
-    pending = [*(migration.name for migration in shipped().migrations), "functions and rights"]
+    pending = [*(migration.name for migration in shipped().migrations), "functions and rights", "triggers"]
     for _ in range(2):
         ended = await command.run("migrate", "--check", dsn=dsn)
         assert (ended.code, ended.out) == (1, [f"pending {name}" for name in pending])

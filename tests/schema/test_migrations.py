@@ -22,9 +22,9 @@ from webhookd.store.connection import Connection
 from webhookd.store.migrations import Pending, check, migrate
 from webhookd.store.schema_files import FunctionFile, Migration, Schema, shipped
 
-NOTHING = Pending((), code=False)
-EVERYTHING = Pending(shipped().migrations, code=True)
-CODE = Pending((), code=True)
+NOTHING = Pending((), code=False, triggers=False)
+EVERYTHING = Pending(shipped().migrations, code=True, triggers=True)
+CODE = Pending((), code=True, triggers=False)
 
 OWNING_ROLES = (
     "webhookd_owner, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,"
@@ -202,8 +202,13 @@ async def test_a_migration_is_written_down(empty_database: Database) -> None:
         (migration.version, migration.name, migration.checksum, __version__)
         for migration in shipped().migrations
     ]
-    code = await connection.fetch("select checksum, webhookd_version from webhookd.schema_code")
-    assert [tuple(row) for row in code] == [(shipped().code_checksum, __version__)]
+    code = await connection.fetch(
+        "select part, checksum, webhookd_version from webhookd.schema_code order by part"
+    )
+    assert [tuple(row) for row in code] == [
+        ("functions", shipped().code_checksum, __version__),
+        ("triggers", shipped().triggers_checksum, __version__),
+    ]
 
 
 async def test_migrating_again_does_nothing(database: Database) -> None:
@@ -417,7 +422,9 @@ async def set_code_version(database: Database, version: str, checksum: str = "an
     """Let the functions be of another release."""
     superuser = await database.connect("superuser")
     await superuser.execute(
-        "update webhookd.schema_code set webhookd_version = $1, checksum = $2", version, checksum
+        "update webhookd.schema_code set webhookd_version = $1, checksum = $2 where part = 'functions'",
+        version,
+        checksum,
     )
 
 
@@ -443,7 +450,9 @@ async def test_older_functions_are_applied_anew(database: Database, version: str
     assert await check(database.dsn("migrator")) == CODE
     assert await migrate(database.dsn("migrator")) == CODE
     connection = await database.connect("reader")
-    row = await connection.fetchrow("select checksum, webhookd_version from webhookd.schema_code")
+    row = await connection.fetchrow(
+        "select checksum, webhookd_version from webhookd.schema_code where part = 'functions'"
+    )
     assert row is not None
     assert tuple(row) == (shipped().code_checksum, __version__)
 
@@ -636,13 +645,14 @@ async def test_check_says_what_is_pending_and_changes_nothing(empty_database: Da
     assert EVERYTHING.describe() == [
         *(migration.name for migration in shipped().migrations),
         "functions and rights",
+        "triggers",
     ]
     assert not await has_schema(superuser)
     await migrate(dsn)
     before = await versions(superuser)
     assert await check(dsn) == NOTHING
     later = with_migration(shipped(), "create table webhookd.more ()")
-    assert await check(dsn, later) == Pending(later.migrations[-1:], code=False)
+    assert await check(dsn, later) == Pending(later.migrations[-1:], code=False, triggers=False)
     changed = with_replaced(shipped(), "at least 1", "one or more")
     assert await check(dsn, changed) == CODE
     assert await versions(superuser) == before
@@ -653,7 +663,9 @@ async def test_a_later_migration_is_applied_alone(database: Database) -> None:
     superuser = await database.connect("superuser")
     before = await versions(superuser)
     later = with_migration(shipped(), "create table webhookd.more (id integer)")
-    assert await migrate(database.dsn("migrator"), later) == Pending(later.migrations[-1:], code=False)
+    assert await migrate(database.dsn("migrator"), later) == Pending(
+        later.migrations[-1:], code=False, triggers=False
+    )
     assert set(before) <= set(await versions(superuser))
     owner = await superuser.fetchval("select relowner::regrole::text from pg_class where relname = 'more'")
     assert owner == "webhookd_owner"
@@ -673,3 +685,40 @@ async def test_who_may_not_look_is_told_so(database: Database, login: Login) -> 
         message = await one_problem(ask(database.dsn(login)))
         assert "this login may not look at the schema" in message
         assert "grant it webhookd_app" in message
+
+
+async def test_a_changed_function_locks_no_table(database: Database) -> None:
+    """Triggers are left alone where only functions changed: writers and readers of every table go on."""
+    application = await database.connect("application")
+    changed = with_replaced(shipped(), "at least 1", "one or more")
+    async with application.transaction():
+        await application.execute("select webhookd.publish('order.created', '{}')")
+        await application.execute("select 1 from webhookd.subscriptions")
+        assert await migrate(database.dsn("migrator"), changed) == CODE
+
+
+async def test_changed_triggers_are_applied_alone(database: Database) -> None:
+    """And a transaction that is in their way is waited for a moment only, since others queue behind."""
+    changed = replace(shipped(), triggers=shipped().triggers + "\n-- a word more\n")
+    application = await database.connect("application")
+    async with application.transaction():
+        await application.execute("select webhookd.publish('order.created', '{}')")
+        with pytest.raises(SchemaProblem, match="lock timeout"):
+            await migrate(database.dsn("migrator"), changed)
+    assert await migrate(database.dsn("migrator"), changed) == Pending((), code=False, triggers=True)
+
+
+async def test_nothing_binds_to_names_of_others(empty_database: Database) -> None:
+    """An operator that somebody made in public, on the migrator's path, is not what our CHECKs use."""
+    superuser = await empty_database.connect("superuser")
+    await superuser.execute(
+        """
+        create function public.always(varchar, varchar) returns boolean language sql as 'select true';
+        create operator public.~ (leftarg = varchar, rightarg = varchar, function = public.always);
+        """
+    )
+    await migrate(empty_database.dsn("migrator"))
+    with pytest.raises(asyncpg.CheckViolationError):
+        await superuser.execute(
+            "insert into webhookd.events (event_type, payload) values ('not a type !', '1')"
+        )

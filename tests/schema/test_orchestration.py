@@ -286,6 +286,31 @@ async def test_one_bad_row_harms_nothing_but_itself(flow: Flow) -> None:
     assert await sagas.apply_results(flow.daemon, 10, POLICY, 10, excluded_job_ids=[bad.job_id]) == []
 
 
+async def test_one_bad_saga_does_not_keep_the_tick_or_the_sweep(flow: Flow) -> None:
+    """A waiting saga that cannot be buried is named with its reason; the others are buried and started."""
+    subscription_id = await flow.subscribe()
+    for _ in range(3):
+        await flow.publish()
+    await flow.route()
+    retried = await flow.attempt(500)
+    bad = retried[0].saga_id
+    await flow.superuser.execute(
+        f"alter table webhookd.dead_letters add constraint planted check (saga_id <> {bad}) not valid"
+    )
+    other = await flow.subscribe("other")
+    await flow.publish("other")
+    await flow.route()
+    started = {one.subscription_id: one for one in await flow.start(max_attempts=1)}
+    assert started[other].started == 1
+    outcomes = {dead.saga_id: dead.status for dead in started[subscription_id].dead_lettered}
+    assert len(outcomes) == 3
+    assert outcomes.pop(bad) is None
+    assert set(outcomes.values()) == {SagaStatus.DEAD_LETTERED}
+    swept = await sagas.dead_letter_exhausted(flow.daemon, 0, 10, max_attempts=1)
+    assert swept.last_saga_id is not None
+    assert [(dead.saga_id, dead.status) for dead in swept.dead_lettered] == [(bad, None)]
+
+
 async def test_a_result_for_a_saga_that_is_not_in_progress_is_left(flow: Flow) -> None:
     """It is named, not applied, and in nobody's way."""
     await flow.subscribe()
@@ -337,6 +362,8 @@ async def test_the_oldest_due_of_each_subscription(flow: Flow) -> None:
         "where subscription_id = $1",
         ids[2],
     )
-    assert [one for one, _ in await sagas.due_subscriptions(flow.daemon, 0, 10)] == [ids[0], ids[3]]
-    assert [one for one, _ in await sagas.due_subscriptions(flow.daemon, 0, 1)] == [ids[0]]
-    assert [one for one, _ in await sagas.due_subscriptions(flow.daemon, ids[0], 10)] == [ids[3]]
+    waiting = await sagas.due_subscriptions(flow.daemon, 0, 10)
+    assert [one for one, _ in waiting] == ids
+    assert [one for one, due_at in waiting if due_at is not None] == [ids[0], ids[3]]
+    assert await sagas.due_subscriptions(flow.daemon, 0, 1) == waiting[:1]
+    assert await sagas.due_subscriptions(flow.daemon, ids[0], 2) == waiting[1:3]

@@ -468,3 +468,17 @@ async def test_the_event_has_its_transactions_time(flow: Flow, application: Conn
     assert accepted.created_at == await flow.superuser.fetchval(
         "select created_at from webhookd.events where id = $1", accepted.id
     )
+
+
+@pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres, MDY"])
+async def test_a_session_may_write_its_dates_as_it_likes(flow: Flow, database: Database, style: str) -> None:
+    """The mark of the last wake-up is read again whatever DateStyle and time zone the session has by then."""
+    application = await database.connect("application")
+    publish = "select webhookd.publish('order.created', '{}')"
+    await application.execute("set timezone = 'Asia/Jakarta'")
+    await application.execute(f"set datestyle = '{style}'")
+    await application.execute(publish)
+    await application.execute(publish)
+    await application.execute("set datestyle = 'ISO, MDY'")
+    await application.execute(publish)
+    assert (await flow.route()).events == 3

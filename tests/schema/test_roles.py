@@ -57,6 +57,7 @@ apply_results             saga_orchestrator     definer
 dead_letter_exhausted     saga_orchestrator     definer
 settle                    saga_orchestrator     definer
 dead_letter_waiting       saga_orchestrator     definer
+is_of_one_row             saga_orchestrator     invoker
 claim_jobs                job_worker            definer
 load_deliveries           job_worker            definer
 report_results            job_worker            definer

@@ -26,6 +26,24 @@ async def test_an_event_that_matches_nothing_leaves_the_queue(flow: Flow) -> Non
     assert (await flow.route())[:3] == (0, 0, [])
 
 
+async def test_a_wide_fan_out_is_routed_in_parts(flow: Flow) -> None:
+    """A batch ends before the event that would pass the bound; one alone is routed, whatever it takes."""
+    for _ in range(3):
+        await flow.subscribe("wide")
+    await flow.subscribe("narrow")
+    for event_type in ("wide", "wide", "narrow", "nobody", "wide"):
+        await flow.publish(event_type)
+
+    async def routed(max_sagas: int) -> tuple[int, int]:
+        outcome = await routing.route(flow.daemon, 10, max_sagas=max_sagas)
+        return outcome.events, outcome.sagas
+
+    assert await routed(2) == (1, 3)
+    assert await routed(5) == (3, 4)
+    assert await routed(5) == (1, 3)
+    assert await routed(5) == (0, 0)
+
+
 async def test_marks_pass_over_what_is_done_and_nothing_else(flow: Flow) -> None:
     """The mark is the oldest event left, or one past the newest taken."""
     await flow.subscribe()

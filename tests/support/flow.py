@@ -81,8 +81,8 @@ class Flow:
     ) -> list[sagas.Started]:
         """Make the jobs of what is due, of the subscriptions named or of all that have something due."""
         if subscription_ids is None:
-            due = await sagas.due_subscriptions(self.daemon, 0, 10_000)
-            subscription_ids = [subscription_id for subscription_id, _ in due]
+            waiting = await sagas.due_subscriptions(self.daemon, 0, 10_000)
+            subscription_ids = [subscription_id for subscription_id, due_at in waiting if due_at is not None]
         if not subscription_ids:
             return []
         shares = [sagas.Share(subscription_id, quota) for subscription_id in subscription_ids]

@@ -28,8 +28,12 @@ async def connected(dsn: str) -> AsyncIterator[Connection]:
                 timeout=CONNECT_TIMEOUT_SECONDS,
                 server_settings={"application_name": "webhookd"},
             )
-        except (ValueError, OverflowError) as error:  # a port that is no number, or none that there is
-            raise ConfigurationError(f"database.dsn cannot be used: {error}") from error
+        except (ValueError, OverflowError) as error:
+            # Not in the driver's words: what it took for the port may be a piece of the password.
+            raise ConfigurationError(
+                "database.dsn is no URL like postgresql://user:password@host:5432/name "
+                "(special characters in a password are written as %XX)"
+            ) from error
         try:
             yield connection
         finally:

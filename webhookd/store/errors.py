@@ -6,7 +6,15 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from webhookd.model.errors import ConfigurationError, DatabaseUnavailable, Refusal, Refused, WebhookdError
+from webhookd.model.errors import (
+    ConfigurationError,
+    DatabaseBusy,
+    DatabaseFault,
+    DatabaseUnavailable,
+    Refusal,
+    Refused,
+    WebhookdError,
+)
 
 _REFUSALS = {refusal.value: refusal for refusal in Refusal}
 
@@ -14,11 +22,13 @@ _REFUSALS = {refusal.value: refusal for refusal in Refusal}
 # 08: the connection; 3D: no such database; 53: out of connections, memory or disk; 57: shut down, cancelled.
 _UNAVAILABLE_CLASSES = ("08", "3D", "53", "57")
 _LOGIN_CLASS = "28"
+_NOT_WRITABLE = ("25006", "25P03")  # a standby, or a session that sat in a transaction for too long
+_BUSY = ("40001", "40P01", "55P03")  # a conflict, a deadlock, a lock not got in time
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise what the body raises as an error of ours; what is a bug goes through as it is."""
+    """Raise what the body raises as an error of ours; misuse of the driver goes through as the bug it is."""
     try:
         yield
     except asyncpg.PostgresError as error:
@@ -31,15 +41,17 @@ def translated() -> Iterator[None]:
         raise DatabaseUnavailable(f"database unavailable: {_plainly(error)}") from error
 
 
-def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError | asyncpg.PostgresError:
+def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError:
     sqlstate: str = error.sqlstate or ""
     if sqlstate in _REFUSALS:
         return Refused(_REFUSALS[sqlstate], str(error.message), error.detail, error.hint)
     if sqlstate[:2] == _LOGIN_CLASS:
         return DatabaseUnavailable(f"the database refused this login: {error.message}")
-    if sqlstate[:2] in _UNAVAILABLE_CLASSES:
+    if sqlstate[:2] in _UNAVAILABLE_CLASSES or sqlstate in _NOT_WRITABLE:
         return DatabaseUnavailable(f"database unavailable: {error.message}")
-    return error
+    if sqlstate in _BUSY:
+        return DatabaseBusy(f"database busy: {error.message}")
+    return DatabaseFault(f"unexpected database error {sqlstate}: {error.message}")
 
 
 def _plainly(error: Exception) -> str:

@@ -16,11 +16,16 @@ from webhookd.store.connection import Connection, connected
 from webhookd.store.schema_files import FunctionFile, Migration, Schema, shipped
 
 OLDEST_SERVER = 15
-LOCK_TIMEOUT_SECONDS = 60
+# How long to wait for another migration; and for a transaction on our tables, while others queue behind us.
+MIGRATION_TIMEOUT_SECONDS = 60
+TABLE_LOCK_TIMEOUT_SECONDS = 3
 
 # Any number does, as long as every webhookd uses it. Transaction-scoped: it also holds behind PgBouncer.
 _LOCK_KEY = 0x77656268_6F6F6B64
 _OWNER = "webhookd_owner"
+# The parts of schema_code.
+_FUNCTIONS = "functions"
+_TRIGGERS = "triggers"
 
 _BOOKKEEPING = """
 create table webhookd.schema_migrations (
@@ -31,7 +36,7 @@ create table webhookd.schema_migrations (
     applied_at       timestamptz not null default now()
 );
 create table webhookd.schema_code (
-    only_row         boolean primary key default true check (only_row),
+    part             text primary key,
     checksum         text not null,
     webhookd_version text not null,
     applied_at       timestamptz not null default now()
@@ -44,8 +49,8 @@ class Installed:
     """What a database says of itself; empty before the first migration."""
 
     migrations: dict[int, str]
-    code_checksum: str | None
-    code_version: str | None
+    code: dict[str, str]  # checksums, by part
+    code_version: str | None  # the newest webhookd that applied any
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,15 @@ class Pending:
 
     migrations: tuple[Migration, ...]
     code: bool
+    triggers: bool
 
     def __bool__(self) -> bool:
-        return bool(self.migrations) or self.code
+        return bool(self.migrations) or self.code or self.triggers
 
     def describe(self) -> list[str]:
         """A line for each thing to do."""
-        return [migration.name for migration in self.migrations] + (
-            ["functions and rights"] if self.code else []
-        )
+        lines = [migration.name for migration in self.migrations]
+        return lines + ["functions and rights"] * self.code + ["triggers"] * self.triggers
 
 
 async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
@@ -72,10 +77,11 @@ async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
         await _require_usable(connection)
         # Looked at without lock or rights first: an up-to-date database is left alone, whoever asks.
         if not compare(schema, await _installed(connection)):
-            return Pending((), code=False)
+            return Pending((), code=False, triggers=False)
         await _require_rights(connection)
         try:
             async with connection.transaction():
+                await _use_own_names(connection)
                 await connection.execute(schema.roles)
             async with connection.transaction():
                 return await _apply(connection, schema)
@@ -113,8 +119,10 @@ def compare(schema: Schema, installed: Installed) -> Pending:
                 f"migration {known[version].name} is not the one that was applied to the database: "
                 "an applied migration is never edited"
             )
-    code_changed = installed.code_checksum != schema.code_checksum
-    if code_changed and installed.code_version and _release(installed.code_version) > _release(__version__):
+    code = installed.code.get(_FUNCTIONS) != schema.code_checksum
+    triggers = installed.code.get(_TRIGGERS) != schema.triggers_checksum
+    newer = installed.code_version and _release(installed.code_version) > _release(__version__)
+    if newer and (code or triggers):
         raise SchemaProblem(
             "the database's functions are newer than this webhookd: "
             f"they are of {installed.code_version}, this is {__version__}. Upgrade webhookd"
@@ -122,16 +130,14 @@ def compare(schema: Schema, installed: Installed) -> Pending:
     pending = tuple(
         migration for migration in schema.migrations if migration.version not in installed.migrations
     )
-    return Pending(pending, code=code_changed)
+    return Pending(pending, code=code, triggers=triggers)
 
 
 async def _apply(connection: Connection, schema: Schema) -> Pending:
-    # Bounded, if nobody bounded it already: any login of the database could take the lock and keep it.
-    await connection.execute(
-        "select set_config('lock_timeout', $1, true) where current_setting('lock_timeout') = '0'",
-        f"{LOCK_TIMEOUT_SECONDS}s",
-    )
+    await _use_own_names(connection)
+    await _bound_lock_waits(connection, MIGRATION_TIMEOUT_SECONDS)
     await connection.execute("select pg_advisory_xact_lock($1)", _LOCK_KEY)
+    await _bound_lock_waits(connection, TABLE_LOCK_TIMEOUT_SECONDS)
     # Again, under the lock: another may have been first.
     pending = compare(schema, await _installed(connection))
     if not pending:
@@ -151,7 +157,37 @@ async def _apply(connection: Connection, schema: Schema) -> Pending:
         )
     if pending.code:
         await _apply_code(connection, schema)
+        await _note(connection, _FUNCTIONS, schema.code_checksum)
+    if pending.triggers:
+        await _execute_as(connection, _OWNER, schema.triggers)
+        await _note(connection, _TRIGGERS, schema.triggers_checksum)
     return pending
+
+
+async def _use_own_names(connection: Connection) -> None:
+    """Nothing of ours may bind to what somebody made in a schema that the login's path leads to."""
+    await connection.execute("set local search_path = pg_catalog, pg_temp")
+
+
+async def _bound_lock_waits(connection: Connection, seconds: int) -> None:
+    """Not longer than this, nor than a bound that is set already: others queue behind a lock we wait for."""
+    await connection.execute(
+        "select set_config('lock_timeout', $1, true) "
+        "where (select setting::int from pg_settings where name = 'lock_timeout') not between 1 and $2",
+        f"{seconds}s",
+        seconds * 1000,
+    )
+
+
+async def _note(connection: Connection, part: str, checksum: str) -> None:
+    await connection.execute(
+        "insert into webhookd.schema_code (part, checksum, webhookd_version) values ($1, $2, $3) "
+        "on conflict (part) do update set "
+        "checksum = excluded.checksum, webhookd_version = excluded.webhookd_version, applied_at = now()",
+        part,
+        checksum,
+        __version__,
+    )
 
 
 async def _apply_code(connection: Connection, schema: Schema) -> None:
@@ -160,13 +196,6 @@ async def _apply_code(connection: Connection, schema: Schema) -> None:
         await _create_functions(connection, file)
     await _drop_untouched_functions(connection)
     await connection.execute(schema.grants)
-    await connection.execute(
-        "insert into webhookd.schema_code (checksum, webhookd_version) values ($1, $2) "
-        "on conflict (only_row) do update set "
-        "checksum = excluded.checksum, webhookd_version = excluded.webhookd_version, applied_at = now()",
-        schema.code_checksum,
-        __version__,
-    )
 
 
 async def _create_functions(connection: Connection, file: FunctionFile) -> None:
@@ -187,7 +216,7 @@ async def _drop_untouched_functions(connection: Connection) -> None:
         "and xmin::text <> (pg_current_xact_id()::text::numeric % 4294967296)::text"
     )
     for function in untouched:
-        await connection.execute(f"drop function {function['signature']}")
+        await connection.execute(f"drop routine {function['signature']}")
 
 
 async def _execute_as(connection: Connection, role: str, script: str) -> None:
@@ -226,20 +255,24 @@ async def _installed(connection: Connection) -> Installed:
         "select pg_get_userbyid(nspowner) from pg_namespace where nspname = 'webhookd'"
     )
     if owner is None:
-        return Installed({}, None, None)
+        return Installed({}, {}, None)
     if owner != _OWNER:
         raise SchemaProblem("the database has a schema named webhookd that webhookd did not make")
     try:
         migrations = await connection.fetch("select version, checksum from webhookd.schema_migrations")
-        code = await connection.fetchrow("select checksum, webhookd_version from webhookd.schema_code")
+        code = await connection.fetch("select part, checksum, webhookd_version from webhookd.schema_code")
+    except asyncpg.UndefinedTableError as error:
+        raise SchemaProblem(
+            "the schema webhookd is there, but not its tables: was it taken out by hand?"
+        ) from error
     except asyncpg.InsufficientPrivilegeError as error:
         raise SchemaProblem(
             f"this login may not look at the schema: {error} (grant it webhookd_app)"
         ) from error
     return Installed(
         {row["version"]: row["checksum"] for row in migrations},
-        code["checksum"] if code else None,
-        code["webhookd_version"] if code else None,
+        {row["part"]: row["checksum"] for row in code},
+        max((row["webhookd_version"] for row in code), key=_release, default=None),
     )
 
 

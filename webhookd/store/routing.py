@@ -14,9 +14,11 @@ class Routed(NamedTuple):
     next_event_id: int  # the mark for the next call
 
 
-async def route(connection: Connection, batch_size: int, first_event_id: int = 0) -> Routed:
-    """Make the sagas of up to `batch_size` events."""
+async def route(
+    connection: Connection, batch_size: int, first_event_id: int = 0, max_sagas: int = 10_000
+) -> Routed:
+    """Make the sagas of up to `batch_size` events, or of fewer that have a wide fan-out."""
     row = await fetch_one(
-        connection, "select * from webhookd.route_events($1, $2)", batch_size, first_event_id
+        connection, "select * from webhookd.route_events($1, $2, $3)", batch_size, first_event_id, max_sagas
     )
     return Routed(*row)

@@ -64,8 +64,8 @@ class Swept(NamedTuple):
 
 async def due_subscriptions(
     connection: Connection, after_subscription_id: int, max_subscriptions: int
-) -> list[tuple[int, datetime]]:
-    """Subscriptions with something due, and since when, in the order of their ids."""
+) -> list[tuple[int, datetime | None]]:
+    """The next subscriptions with waiting sagas, by id; and since when something is due, if it is."""
     rows = await connection.fetch(
         "select * from webhookd.due_subscriptions($1, $2)", after_subscription_id, max_subscriptions
     )

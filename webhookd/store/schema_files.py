@@ -40,12 +40,20 @@ class Schema:
     migrations: tuple[Migration, ...]
     revoke: str
     functions: tuple[FunctionFile, ...]
+    triggers: str
     grants: str
 
     @property
+    def triggers_checksum(self) -> str:
+        """Apart, because applying them locks tables."""
+        return _checksum(self.triggers)
+
+    @property
     def code_checksum(self) -> str:
-        """Of all that is applied anew as a whole: the functions and the rights."""
-        return _checksum("\0".join([self.revoke, *(file.text for file in self.functions), self.grants]))
+        """Of all else that is applied anew as a whole: the roles, the functions and the rights."""
+        return _checksum(
+            "\0".join([self.roles, self.revoke, *(file.text for file in self.functions), self.grants])
+        )
 
 
 @cache
@@ -61,6 +69,7 @@ def load(folder: Path) -> Schema:
         migrations=tuple(_migration(path) for path in sorted((folder / "migrations").glob("*.sql"))),
         revoke=(folder / "revoke.sql").read_text("utf-8"),
         functions=tuple(_function_file(path) for path in sorted((folder / "functions").glob("*.sql"))),
+        triggers=(folder / "triggers.sql").read_text("utf-8"),
         grants=(folder / "grants.sql").read_text("utf-8"),
     )
 
