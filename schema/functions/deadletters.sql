@@ -1,7 +1,7 @@
 -- owner: dead_letter_operator
 -- Owns: dead letters, and the new saga that one may become. Never touches the old saga, a job, or a subscription.
 
--- Called by the orchestrator in the transaction that moves the sagas to DeadLettered; guards.sql checks both sides.
+-- Called by the orchestrator in the transaction that moves the sagas to DeadLettered; triggers check both sides.
 create or replace function webhookd.bury(saga_ids bigint[])
 returns table (dead_letter_id bigint, saga_id bigint)
 language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$

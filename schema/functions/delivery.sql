@@ -17,7 +17,8 @@ create or replace function webhookd.claim_jobs(
     busy_subscription_ids bigint[] default '{}', busy_slots integer[] default '{}', first_job_id bigint default 0)
 returns table (job_id bigint, saga_id bigint, subscription_id bigint, event_id bigint, attempt integer, lease_token uuid,
                lease_until timestamptz, lease_resets integer, callback_url text, claimed_at timestamptz, resume_from bigint)
-language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
     full_ids constant bigint[] := array(
@@ -51,7 +52,8 @@ begin
             and not exists (select from endpoint_health h
                             where h.subscription_id = j.subscription_id and h.failing_since is not null
                                 and exists (select from webhook_delivery_jobs l
-                                            where l.subscription_id = h.subscription_id and l.status = 'Leased'))
+                                            where l.subscription_id = h.subscription_id and l.finished_at is null
+                                                and (l.status = 'Leased') is true))
         order by j.lease_until, j.id limit wanted::bigint * 2 for update skip locked
     )
     select array_agg(c.id order by c.id), array_agg(c.subscription_id order by c.id),
@@ -69,13 +71,14 @@ begin
         probe_ids := array(
             select j.subscription_id from webhook_delivery_jobs j
             where j.id = any(array(select (select min(a.id) from webhook_delivery_jobs a
-                                           where a.subscription_id = f.id and a.status in ('Pending', 'Leased'))
+                                           where a.subscription_id = f.id and a.finished_at is null)
                                    from unnest(failing_ids) as f (id)))
-                and j.finished_at is null
+                and j.status <> all('{Completed,Failed}')
             for update skip locked);
         probe_ids := array(select p.id from unnest(probe_ids) as p (id)
                            where not exists (select from webhook_delivery_jobs l
-                                             where l.subscription_id = p.id and l.status = 'Leased'));
+                                             where l.subscription_id = p.id and l.finished_at is null
+                                                 and (l.status = 'Leased') is true));
     end if;
 
     -- Address and right to deliver are read in one snapshot, so nothing goes to an address changed a moment ago.
@@ -111,7 +114,8 @@ grant execute on function webhookd.claim_jobs(text, integer, double precision, i
 -- meanwhile is left out; so are those, but for the first, with which the payloads would pass 32 MiB: release them.
 create or replace function webhookd.load_deliveries(job_ids bigint[], lease_tokens uuid[])
 returns table (job_id bigint, event_type text, payload text, correlation_id text, secrets text[], headers jsonb)
-language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off as $$
 #variable_conflict use_column
 begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
@@ -121,7 +125,7 @@ begin
     from (select j.id, e.event_type::text, e.payload::text, e.correlation_id::text, live_secrets(c) as secrets, c.headers,
                  sum(octet_length(e.payload::text)) over (order by j.id) as running, min(j.id) over () as first_id
           from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
-          join webhook_delivery_jobs j on j.id = g.job_id and j.lease_token = g.lease_token and j.finished_at is null
+          join webhook_delivery_jobs j on j.id = g.job_id and j.lease_token = g.lease_token and j.status <> all('{Completed,Failed}')
           join webhook_delivery_sagas s on s.id = j.saga_id
           join events e on e.id = s.event_id
           join subscription_secrets c on c.subscription_id = j.subscription_id) d
@@ -138,13 +142,14 @@ grant execute on function webhookd.load_deliveries(bigint[], uuid[]) to webhookd
 -- Total on purpose: an answer that could not be stored would be delivered again for ever. A 2xx without error code
 -- completes; all else fails, with a code made up where none was given; what is too long is cut.
 --
--- The row is found by its primary key. `status = 'Leased'` is not asked, because the planner then walked the index of
--- leases (9 -> 27 ms under a held snapshot); a leased job is one that is not finished and has this token.
+-- The row is found by its primary key. Neither `status = 'Leased'` nor `finished_at is null` is asked, because the planner
+-- then walks an index of what is active (500 blocks become 5,000); a leased job is one that has this token and is not over.
 create or replace function webhookd.report_results(
     job_ids bigint[], lease_tokens uuid[], response_statuses integer[], error_codes text[], durations_ms integer[],
     retry_after_seconds double precision[], response_excerpts bytea[])
 returns table (job_id bigint, verdict webhookd.report_verdict)
-language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
     size constant integer := cardinality(job_ids);
@@ -176,7 +181,7 @@ begin
             response_excerpt = substring(g.response_excerpt for 4096),
             finished_at = now()
         from given g
-        where j.id = g.job_id and j.lease_token = g.lease_token and j.finished_at is null
+        where j.id = g.job_id and j.lease_token = g.lease_token and j.status <> all('{Completed,Failed}')
         returning j.id
     )
     select coalesce(array_agg(a.id), '{}') into accepted_ids from accepted a;
@@ -197,14 +202,15 @@ grant execute on function webhookd.report_results(
 
 -- Unstarted jobs handed back by their holder, as at a shutdown: not counted as resets. Returns those that were its own.
 create or replace function webhookd.release_jobs(job_ids bigint[], lease_tokens uuid[]) returns setof bigint
-language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
     return query
     update webhook_delivery_jobs j
     set status = 'Pending', lease_until = null, lease_token = null, worker_id = null
     from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
-    where j.id = g.job_id and j.lease_token = g.lease_token and j.finished_at is null
+    where j.id = g.job_id and j.lease_token = g.lease_token and j.status <> all('{Completed,Failed}')
     returning j.id;
 end
 $$;

@@ -132,7 +132,8 @@ language plpgsql security definer set search_path = pg_catalog, webhookd, pg_tem
 begin
     if exists (
         select from new_dead_letters d
-        left join webhook_delivery_sagas s on s.id = d.saga_id and s.status = 'DeadLettered'
+        -- IS TRUE: found by its key, and not among all that ever were DeadLettered.
+        left join webhook_delivery_sagas s on s.id = d.saga_id and (s.status = 'DeadLettered') is true
         left join events e on e.id = d.event_id
         where (s.event_id, s.subscription_id, s.final_error_code, e.payload::text)
             is distinct from (d.event_id, d.subscription_id, d.final_error_code, d.payload_snapshot::text))

@@ -1,6 +1,6 @@
 """The states of a delivery, spelled as in the database, which alone decides who may go where.
 
-The edges are drawn in schema/README.md and enforced by schema/functions/guards.sql; `tests/support/model.py`
+The edges are drawn in schema/README.md and enforced by schema/triggers.sql; `tests/support/model.py`
 states them once more in Python, to check the SQL against.
 """
 

@@ -1,0 +1,235 @@
+"""A long past, a live backlog, and what a call touches of both.
+
+Takes a migrated database that is empty; hands on a past, work that waits, copies, and counts of scans and
+blocks.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from tests.support.database import Cluster, Database
+from webhookd.store import events, jobs, routing, sagas
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
+
+Result = TypeVar("Result")
+
+SUBSCRIPTIONS = 400
+EVENT_TYPES = 100
+SAGAS_OF_EVENT = SUBSCRIPTIONS // EVENT_TYPES
+FAILING_SUBSCRIPTIONS = 10
+# These two have as many dead letters in a long history as in a short one, so that to page through them is
+# the same work in both. RARE_ERROR is the first one's alone.
+SUBSCRIPTION_OF_RARE_ERROR = 399
+SUBSCRIPTION_OF_FEW_LETTERS = 400
+RARE_ERROR = "TLS_FAILED"
+FEW_LETTERS = 50
+
+# The backlog: 10,000 sagas, of which half wait for their turn, a thousand for their second attempt, and the
+# others have a job; and events that are not routed yet.
+WAITING_EVENTS = 2500
+JOBS_OF_EACH = 13
+RETRYING_JOBS = 1000
+LEASED_JOBS = 500
+QUEUED_EVENTS = 500
+
+LONG_SECONDS = 3600
+UNLIMITED = 1_000_000
+# A retry is an hour away, and no endpoint fails often enough to be held back.
+POLICY = sagas.RetryPolicy(
+    max_attempts=5, base_delay_seconds=LONG_SECONDS, max_delay_seconds=LONG_SECONDS, jitter=0
+)
+
+
+async def write_history(superuser: "Connection", size: int) -> None:
+    """`size` sagas that are over, one in eleven of them in the dead letters, with a job each; nothing waits.
+
+    Statistics are as a vacuum of now leaves them, and stay so: autovacuum is off, for what a test sees must
+    not depend on whether it came by.
+    """
+    async with superuser.transaction():
+        # No triggers and no foreign keys: the rows are born old.
+        await superuser.execute("set local session_replication_role = replica")
+        for statement in HISTORY:
+            await superuser.execute(statement.replace(":size", str(size)))
+        for table in await table_names(superuser):
+            await superuser.execute(f"alter table webhookd.{table} set (autovacuum_enabled = false)")
+    await vacuum(superuser)
+
+
+async def vacuum(superuser: "Connection") -> None:
+    """Do what autovacuum would."""
+    for table in await table_names(superuser):
+        await superuser.execute(f"vacuum (analyze) webhookd.{table}")
+
+
+async def table_names(connection: "Connection") -> list[str]:
+    """Every table of the schema."""
+    rows = await connection.fetch("select tablename from pg_tables where schemaname = 'webhookd'")
+    return [row["tablename"] for row in rows]
+
+
+async def write_backlog(daemon: "Connection") -> None:
+    """Events to be routed, sagas due or to be retried, jobs Pending and Leased: made by the functions."""
+    await publish(daemon, WAITING_EVENTS)
+    while (await routing.route(daemon, 1000)).events:
+        pass
+    shares = [sagas.Share(subscription_id, JOBS_OF_EACH) for subscription_id in subscription_ids()]
+    await sagas.start(daemon, shares, JOBS_OF_EACH, POLICY.max_attempts)
+    failed = await claim(daemon, RETRYING_JOBS)
+    await jobs.report(daemon, [jobs.Report(lease.job_id, lease.lease_token, 500) for lease in failed])
+    await sagas.apply_results(daemon, RETRYING_JOBS, POLICY, UNLIMITED)
+    await claim(daemon, LEASED_JOBS)
+    await publish(daemon, QUEUED_EVENTS)
+
+
+async def claim(
+    daemon: "Connection", wanted: int, *, lease_seconds: float = LONG_SECONDS
+) -> list[jobs.Lease]:
+    """Lease so many jobs."""
+    return await jobs.claim(daemon, "worker", wanted, lease_seconds, subscription_slots=UNLIMITED)
+
+
+async def publish(daemon: "Connection", number: int) -> None:
+    """So many events, of every type in turn."""
+    await events.publish(daemon, [new_event(place) for place in range(number)])
+
+
+def new_event(place: int, idempotency_key: str | None = None) -> events.NewEvent:
+    """An event like the history's at this place."""
+    return events.NewEvent(f"type.n{place % EVENT_TYPES}", '{"amount": 1}', idempotency_key)
+
+
+def past_key(place: int) -> str:
+    """The idempotency key of the history's event at an even place."""
+    return f"past-{place}"
+
+
+def subscription_ids() -> range:
+    """The history's subscriptions."""
+    return range(1, SUBSCRIPTIONS + 1)
+
+
+async def copy_database(original: Database) -> Database:
+    """A database like the one given, to which nobody is connected; the end of the cluster drops it."""
+    cluster: Cluster = original.cluster
+    name = f"{cluster.prefix}_{secrets.token_hex(4)}"
+    async with cluster.superuser() as superuser:
+        await superuser.execute(f"create database {name} template {original.name} strategy file_copy")
+    return Database(name, cluster)
+
+
+@dataclass(frozen=True)
+class Touched:
+    """How often tables and indexes were scanned, and how many of their blocks were fetched."""
+
+    # By the name of the table or index: sequential scans of a table, descents of an index. A look by
+    # ON CONFLICT or a foreign key counts, an entry that is written does not.
+    scans: dict[str, int]
+    # By the name of the table, its indexes included.
+    blocks: dict[str, int]
+
+    def since(self, before: "Touched") -> "Touched":
+        """What was added."""
+        return Touched(
+            {name: count - before.scans[name] for name, count in self.scans.items()},
+            {name: count - before.blocks[name] for name, count in self.blocks.items()},
+        )
+
+
+async def watch(
+    connection: "Connection", call: Callable[["Connection"], Awaitable[Result]]
+) -> tuple[Result, Touched]:
+    """Call in a transaction of its own, with a look at the session's counters before and after.
+
+    The names of these counters say that they are the transaction's. They are the session's, of all that it
+    has not handed to the server's statistics yet: hence the difference. Inside a transaction nothing is
+    handed over, and another session's are never in them (tried on PostgreSQL 15 and 18).
+    """
+    async with connection.transaction():
+        before = await counters(connection)
+        result = await call(connection)
+        await connection.execute("set constraints all immediate")  # what the commit would look at
+        return result, (await counters(connection)).since(before)
+
+
+async def counters(connection: "Connection") -> Touched:
+    """The session's counters of every table and index."""
+    rows = await connection.fetch("""
+        select c.relname as name, t.relname as table_name,
+               pg_stat_get_xact_numscans(c.oid) as scans, pg_stat_get_xact_blocks_fetched(c.oid) as blocks
+        from pg_class c
+        left join pg_index i on i.indexrelid = c.oid
+        join pg_class t on t.oid = coalesce(i.indrelid, c.oid)
+        where c.relnamespace = 'webhookd'::regnamespace and c.relkind in ('r', 'i')
+    """)
+    blocks: Counter[str] = Counter()
+    for row in rows:
+        blocks[row["table_name"]] += row["blocks"]
+    return Touched({row["name"]: row["scans"] for row in rows}, dict(blocks))
+
+
+# Saga i is of event i / 4, whose type has four subscriptions.
+HISTORY = (
+    f"""
+    insert into webhookd.subscriptions (event_type, callback_url, active, verified)
+    select 'type.n' || i % {EVENT_TYPES}, 'https://receiver.example/' || i, true, true
+    from generate_series(0, {SUBSCRIPTIONS - 1}) i
+    """,
+    """
+    insert into webhookd.subscription_secrets (subscription_id, secret)
+    select s.id, 'whsec_' || encode(sha256(s.id::text::bytea), 'base64') from webhookd.subscriptions s
+    """,
+    f"""
+    insert into webhookd.endpoint_health (subscription_id, consecutive_failures, failing_since)
+    select s.id, 100, now() from webhookd.subscriptions s where s.id <= {FAILING_SUBSCRIPTIONS}
+    """,
+    f"""
+    insert into webhookd.events (event_type, payload, created_at, idempotency_key)
+    select 'type.n' || i % {EVENT_TYPES}, '{{"amount": 1}}', now() - interval '1 day',
+           case when i % 2 = 0 then 'past-' || i end
+    from generate_series(0, :size / {SAGAS_OF_EVENT} - 1) i
+    """,
+    f"""
+    insert into webhookd.webhook_delivery_sagas (
+        event_id, subscription_id, status, attempt_count, next_attempt_at, final_error_code)
+    select s.event_id, s.subscription_id,
+           case when s.dead then 'DeadLettered' else 'Completed' end::webhookd.saga_status,
+           1, now() - interval '1 day',
+           case when s.dead and s.subscription_id = {SUBSCRIPTION_OF_RARE_ERROR} then '{RARE_ERROR}'
+                when s.dead then 'HTTP_500' end
+    from (
+        select p.i, p.event_id, p.subscription_id,
+               case when p.subscription_id in ({SUBSCRIPTION_OF_RARE_ERROR}, {SUBSCRIPTION_OF_FEW_LETTERS})
+                    then p.i / {SUBSCRIPTIONS} % (:size / {SUBSCRIPTIONS} / {FEW_LETTERS}) = 0
+                    else p.i % 11 = 0 end as dead
+        from (
+            select e.i, e.event + 1 as event_id,
+                   e.event % {EVENT_TYPES} + {EVENT_TYPES} * (e.i % {SAGAS_OF_EVENT}) + 1 as subscription_id
+            from (select i, i / {SAGAS_OF_EVENT} as event from generate_series(0, :size - 1) i) e) p) s
+    order by s.i
+    """,
+    """
+    insert into webhookd.webhook_delivery_jobs (
+        saga_id, subscription_id, status, lease_until, attempt_at, response_status, error_code, worker_id,
+        lease_token, result_applied_at, finished_at)
+    select s.id, s.subscription_id,
+           case when s.final_error_code is null then 'Completed' else 'Failed' end::webhookd.job_status,
+           s.next_attempt_at, s.next_attempt_at, case when s.final_error_code is null then 200 end,
+           s.final_error_code, 'worker', gen_random_uuid(), s.next_attempt_at, s.next_attempt_at
+    from webhookd.webhook_delivery_sagas s
+    order by s.id
+    """,
+    """
+    insert into webhookd.dead_letters (
+        saga_id, event_id, subscription_id, final_error_code, failed_at, payload_snapshot)
+    select s.id, s.event_id, s.subscription_id, s.final_error_code, s.next_attempt_at, e.payload
+    from webhookd.webhook_delivery_sagas s join webhookd.events e on e.id = s.event_id
+    where s.status = 'DeadLettered'
+    order by s.id
+    """,
+)
