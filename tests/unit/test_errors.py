@@ -12,6 +12,8 @@ import pytest
 from tests.support.database import SCHEMA_ROLES
 from webhookd.model.errors import (
     ConfigurationError,
+    DatabaseBusy,
+    DatabaseFault,
     DatabaseUnavailable,
     Refusal,
     Refused,
@@ -102,16 +104,28 @@ def test_an_unusable_dsn_is_a_configuration_error() -> None:
         raise asyncpg.ClientConfigurationError("invalid DSN")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [of_postgres("42601"), of_postgres("23505"), of_postgres("WH999"), asyncpg.InterfaceError("misuse")],
-    ids=["syntax", "unique", "unknown code", "misuse"],
-)
-def test_a_bug_goes_through_as_it_is(error: Exception) -> None:
-    """What is nobody's refusal keeps its type, so that its traceback is seen."""
-    with pytest.raises(type(error)) as caught, translated():
+@pytest.mark.parametrize("sqlstate", ["42601", "23505", "WH999"], ids=["syntax", "unique", "unknown code"])
+def test_what_should_never_come_is_a_fault(sqlstate: str) -> None:
+    """It is an error of ours, for the layers above, and keeps its cause, for who has to find it."""
+    error = of_postgres(sqlstate)
+    with pytest.raises(DatabaseFault, match=sqlstate) as caught, translated():
         raise error
-    assert caught.value is error
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "sqlstate", ["40001", "40P01", "55P03"], ids=["conflict", "deadlock", "lock timeout"]
+)
+def test_who_was_in_anothers_way_may_try_again(sqlstate: str) -> None:
+    """Nothing was changed, and the same call may succeed: not the same as a database that is away."""
+    with pytest.raises(DatabaseBusy), translated():
+        raise of_postgres(sqlstate)
+
+
+def test_misuse_of_the_driver_goes_through_as_it_is() -> None:
+    """A bug of ours keeps its type, so that its traceback is seen."""
+    with pytest.raises(asyncpg.InterfaceError), translated():
+        raise asyncpg.InterfaceError("misuse")
 
 
 def test_exit_codes_are_the_contract() -> None:

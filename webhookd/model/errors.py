@@ -3,8 +3,8 @@
 WebhookdError
 ├── ConfigurationError          the configuration cannot be used                          exit 78
 ├── DatabaseUnavailable         PostgreSQL does not answer, or not to us                  exit 69
-├── DatabaseBusy                a lock was not got in time, a conflict: the call may be repeated    exit 69
-├── DatabaseFault               PostgreSQL said what it never should: a bug, or a broken disk       exit 1
+│   └── DatabaseBusy            a lock was not got in time, or a conflict                 exit 69
+├── DatabaseFault               PostgreSQL said what it never should                      exit 1
 ├── SchemaProblem               the database's schema does not fit this webhookd          exit 1
 └── Refused                     a gated function said no, and changed nothing             exit 1
 """
@@ -31,10 +31,8 @@ class DatabaseUnavailable(WebhookdError):
     exit_code = 69
 
 
-class DatabaseBusy(WebhookdError):
+class DatabaseBusy(DatabaseUnavailable):
     """Another transaction was in the way; this one changed nothing, and the same call may succeed at once."""
-
-    exit_code = 69
 
 
 class DatabaseFault(WebhookdError):
