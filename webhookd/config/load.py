@@ -5,13 +5,14 @@ The environment wins over the file: WEBHOOKD_<SECTION>_<KEY>.
 
 import difflib
 import tomllib
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from webhookd.config.settings import Settings
+from webhookd.config.settings import Settings, Token, problems
 from webhookd.model.errors import ConfigurationError
 
 _SEARCHED = (Path("webhookd.toml"), Path("/etc/webhookd/webhookd.toml"))
@@ -24,14 +25,38 @@ def load_settings(named: Path | None, environment: Mapping[str, str]) -> Setting
         path = next((candidate for candidate in _SEARCHED if candidate.is_file()), None)
     tables = _read(path) if path else {}
     _refuse_unknown(tables, path)
-    for section, key in _known_keys():
-        value = environment.get(f"WEBHOOKD_{section}_{key}".upper())
-        if value is not None:
-            tables.setdefault(section, {})[key] = value
+    for section, field in _known_keys():
+        variable = f"WEBHOOKD_{section}_{field.name}".upper()
+        if variable in environment:
+            tables.setdefault(section, {})[field.name] = _from_text(
+                variable, environment[variable], field.type
+            )
     try:
-        return msgspec.convert(tables, Settings)
+        settings = msgspec.convert(tables, Settings)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{_place(path)}{error}") from error
+    for problem in problems(settings):
+        raise ConfigurationError(f"{_place(path)}{problem}")
+    return settings
+
+
+def _from_text(variable: str, text: str, kind: Any) -> Any:
+    """A value from the environment, where everything is text: a list is separated by commas.
+
+    A list of tables, which are api.tokens, is JSON.
+    """
+    value: Any = text
+    if kind == tuple[Token, ...]:
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(f"{variable}: {error}") from error
+    elif typing.get_origin(kind) is tuple:
+        value = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return msgspec.to_builtins(msgspec.convert(value, kind, strict=False))
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{variable}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -56,11 +81,11 @@ def _refuse_unknown(tables: Mapping[str, Any], path: Path | None) -> None:
                 raise ConfigurationError(_unknown(path, "key", f"{section}.{key}", key, keys))
 
 
-def _known_keys() -> list[tuple[str, str]]:
+def _known_keys() -> list[tuple[str, msgspec.structs.FieldInfo]]:
     return [
-        (section.name, key.name)
+        (section.name, field)
         for section in msgspec.structs.fields(Settings)
-        for key in msgspec.structs.fields(section.type)
+        for field in msgspec.structs.fields(section.type)
     ]
 
 

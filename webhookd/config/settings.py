@@ -1,18 +1,165 @@
-"""What there is to set, with defaults. webhookd.toml at the top of the repository says why.
+"""What there is to set, with defaults and bounds. webhookd.toml at the top of the repository says why.
 
 Frozen: a reload makes a new object and swaps it in.
 """
 
+import ipaddress
+from typing import Annotated, Literal, TypeAlias
+
 import msgspec
+from msgspec import Meta
+
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=100_000)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
+Delay: TypeAlias = Annotated[float, Meta(ge=0, le=31_536_000)]
+
+HIGHEST_PORT = 65535
+
+Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper"]
+Scope: TypeAlias = Literal["ingest", "subscriptions", "operate", "read", "jobs"]
+SERVICES: tuple[Service, ...] = ("api", "routing", "orchestration", "delivery", "reaper")
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the database is."""
 
     dsn: str = ""
+    pool_size: Annotated[int, Meta(ge=2, le=1000)] = 10
+    auto_migrate: bool = False
+
+
+class ServicesSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What this instance does, and at what pace it looks for work by itself."""
+
+    enabled: tuple[Service, ...] = SERVICES
+    poll_interval_seconds: Seconds = 1.0
+    shutdown_grace_seconds: Seconds = 30.0
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may do what. Of the token itself only its digest is here."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=100)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
+    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)]
+
+
+class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may ask, and where."""
+
+    listen: Annotated[str, Meta(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):[0-9]{1,5}\Z")] = "127.0.0.1:8470"
+    tokens: tuple[Token, ...] = ()
+    max_payload_bytes: Annotated[int, Meta(ge=1024, le=8_388_608)] = 1_048_576
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    @property
+    def listens_on_loopback(self) -> bool:
+        host, _ = self.address
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+
+class SubscriptionsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for every subscription."""
+
+    # How long a rotated secret goes on signing beside the new one.
+    secret_overlap_seconds: Delay = 86_400.0
+
+
+class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Events to sagas."""
+
+    batch_size: Count = 500
+
+
+class OrchestrationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Sagas to jobs, and results to sagas."""
+
+    batch_size: Count = 500
+    subscription_window: Count = 128
+    failing_after: Count = 10
+
+
+class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests."""
+
+    concurrency: Count = 200
+    subscription_concurrency: Count = 64
+    timeout_seconds: Seconds = 15.0
+    lease_seconds: Seconds = 60.0
+    ca_file: str = ""
+    allow_networks: tuple[str, ...] = ()
+    max_response_bytes: Annotated[int, Meta(ge=0, le=16_777_216)] = 65_536
+
+
+class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How often, and how long between."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
+    base_delay_seconds: Delay = 30.0
+    max_delay_seconds: Delay = 3600.0
+    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+
+class ReaperSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Lost leases."""
+
+    interval_seconds: Seconds = 5.0
+    max_lease_resets: Annotated[int, Meta(ge=0, le=1000)] = 5
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "text", "json"] = "auto"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every section of webhookd.toml."""
 
     database: DatabaseSettings = DatabaseSettings()
+    services: ServicesSettings = ServicesSettings()
+    api: ApiSettings = ApiSettings()
+    subscriptions: SubscriptionsSettings = SubscriptionsSettings()
+    routing: RoutingSettings = RoutingSettings()
+    orchestration: OrchestrationSettings = OrchestrationSettings()
+    delivery: DeliverySettings = DeliverySettings()
+    retry: RetrySettings = RetrySettings()
+    reaper: ReaperSettings = ReaperSettings()
+    log: LogSettings = LogSettings()
+
+
+def problems(settings: Settings) -> list[str]:
+    """What is wrong between fields, each of which may be right by itself."""
+    found = _problems_of_api(settings.api)
+    delivery = settings.delivery
+    if delivery.lease_seconds < delivery.timeout_seconds + 5:
+        # A request may take its whole timeout, and its report a moment more, while the lease runs.
+        found.append("delivery.lease_seconds must be at least delivery.timeout_seconds + 5")
+    for network in delivery.allow_networks:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            found.append(f"delivery.allow_networks: {error}")
+    if settings.retry.max_delay_seconds < settings.retry.base_delay_seconds:
+        found.append("retry.max_delay_seconds must be at least retry.base_delay_seconds")
+    return found
+
+
+def _problems_of_api(api: ApiSettings) -> list[str]:
+    found = []
+    if not 1 <= api.address[1] <= HIGHEST_PORT:
+        found.append(f"api.listen must have a port of 1 to {HIGHEST_PORT}")
+    if not api.tokens and not api.listens_on_loopback:
+        # Without tokens everything is allowed to whoever can connect.
+        found.append("api.listen must be a loopback address as long as api.tokens is empty")
+    names = [token.name for token in api.tokens]
+    found += [f"api.tokens: {name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    return found

@@ -1,0 +1,41 @@
+"""Counters and gauges for Prometheus, in a registry of the daemon's own. Nothing here asks the database."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+# From a local endpoint's millisecond to the longest timeout that is usual.
+DURATIONS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
+
+
+class Metrics:
+    """Everything that is counted. Names say what, and the unit last."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.events_accepted = self._counter("events_accepted", "Events stored through this instance's API")
+        self.events_routed = self._counter("events_routed", "Events taken from the routing queue")
+        self.sagas_routed = self._counter("sagas_routed", "Deliveries made by routing")
+        self.jobs_started = self._counter("jobs_started", "Attempts made for due deliveries")
+        self.transitions = self._counter("saga_transitions", "Deliveries moved, by where to", "status")
+        self.results_refused = self._counter("results_refused", "Results that could not be applied")
+        self.attempts = self._counter("delivery_attempts", "Requests, by how they ended", "outcome")
+        self.reports = self._counter("delivery_reports", "Reports, by the database's verdict", "verdict")
+        self.leases_released = self._counter("leases_released", "Leases handed back unsent")
+        self.lease_resets = self._counter("lease_resets", "Lost leases, by what became of the job", "status")
+        self.service_restarts = self._counter("service_restarts", "Restarts of a service", "service")
+        self.reloads = self._counter("config_reloads", "Reloads, by outcome", "outcome")
+        self.in_flight = self._gauge("deliveries_in_flight", "Requests under way")
+        self.service_up = self._gauge("service_up", "1 while a service runs", "service")
+        self.reload_succeeded = self._gauge("config_last_reload_successful", "1 if the last reload worked")
+        self.reload_succeeded.set(1)
+        self.duration = Histogram(
+            "webhookd_delivery_duration_seconds",
+            "How long requests took",
+            buckets=DURATIONS_SECONDS,
+            registry=self.registry,
+        )
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"webhookd_{name}", help_text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(f"webhookd_{name}", help_text, labels, registry=self.registry)
