@@ -1,0 +1,87 @@
+"""Reports in batches: whatever has come together while the last report was under way goes out with the next.
+
+Takes outcomes; rings RESULTS, and tells the orchestrator which. A report that fails is kept and tried again:
+the token makes a second one harmless.
+"""
+
+import asyncio
+import logging
+from typing import Final, NamedTuple
+
+from webhookd.model.states import ReportVerdict
+from webhookd.observe.metrics import Metrics
+from webhookd.store import jobs
+from webhookd.store.bells import Bells, Work
+from webhookd.store.hints import Hints
+from webhookd.store.jobs import Lease, Report
+from webhookd.store.pool import Pool
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 500
+
+
+class Finished(NamedTuple):
+    """A lease and what is to be said of it."""
+
+    lease: Lease
+    report: Report
+
+
+class Reporter:
+    """Reports until it is cancelled; `drained` when nothing is left to report."""
+
+    def __init__(self, pool: Pool, bells: Bells, hints: Hints, metrics: Metrics) -> None:
+        self._pool = pool
+        self._bells = bells
+        self._hints = hints
+        self._metrics = metrics
+        self._waiting: list[Finished] = []
+        self._something: Final = asyncio.Event()
+        self._nothing: Final = asyncio.Event()
+        self._nothing.set()
+
+    def put(self, finished: Finished) -> None:
+        """Report this with the next batch. Bounded by the slots: each holds one lease at a time."""
+        self._waiting.append(finished)
+        self._nothing.clear()
+        self._something.set()
+
+    async def drained(self) -> None:
+        """Until everything that was put is reported."""
+        await self._nothing.wait()
+
+    async def run(self) -> None:
+        """Report what there is, for ever."""
+        while True:
+            await self._something.wait()
+            batch = self._waiting[:MAX_BATCH]
+            await self.report(batch)
+            del self._waiting[: len(batch)]
+            if not self._waiting:
+                self._something.clear()
+                self._nothing.set()
+
+    async def report(self, batch: list[Finished]) -> None:
+        """One batch: its verdicts are counted, and what was accepted is the orchestrator's."""
+        async with self._pool.connection() as connection:
+            verdicts = await jobs.report(connection, [finished.report for finished in batch])
+        accepted = [job_id for job_id, verdict in verdicts.items() if verdict is ReportVerdict.ACCEPTED]
+        self._metrics.reports.labels(ReportVerdict.ACCEPTED.value).inc(len(accepted))
+        for finished in batch:
+            verdict = verdicts[finished.lease.job_id]
+            if verdict is not ReportVerdict.ACCEPTED:
+                self._metrics.reports.labels(verdict.value).inc()
+                log.warning(
+                    "report not accepted: %s",
+                    verdict.value,
+                    extra={
+                        "job_id": finished.lease.job_id,
+                        "saga_id": finished.lease.saga_id,
+                        "event_id": finished.lease.event_id,
+                        "lease_expiration": finished.lease.lease_until.isoformat(),
+                    },
+                )
+        if accepted:
+            self._hints.were_reported(accepted)
+            self._bells.ring(Work.RESULTS)

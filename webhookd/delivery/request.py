@@ -1,0 +1,34 @@
+"""What is sent for a lease. Pure: lease, delivery and time in, headers and body out."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from webhookd.outbound.signatures import sign
+from webhookd.store.jobs import Delivery, Lease
+
+
+class Request(NamedTuple):
+    """One POST."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def build_request(lease: Lease, delivery: Delivery, timestamp: int) -> Request:
+    """The payload's very bytes, signed by Standard Webhooks; the same id over retries and requeues."""
+    body = delivery.payload.encode()
+    message_id = f"evt_{lease.event_id}"
+    # A subscription's own headers first: none of them can take the place of ours.
+    headers: dict[str, str] = msgspec.json.decode(delivery.headers, type=dict[str, str])
+    headers |= {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": sign(delivery.secrets, message_id, timestamp, body),
+        "webhook-event-type": delivery.event_type,
+        "webhook-attempt": str(lease.attempt),
+    }
+    if delivery.correlation_id is not None:
+        headers["webhook-correlation-id"] = delivery.correlation_id
+    return Request(lease.callback_url, headers, body)

@@ -1,0 +1,178 @@
+"""The delivery stage: claims as many jobs as it has free slots, sends each in a task of its own.
+
+Wakes on JOBS and on a slot that became free. Never leases more than it can start now: the lease runs.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+
+from webhookd.config.settings import Settings
+from webhookd.delivery.reporter import Finished, Reporter
+from webhookd.delivery.request import build_request
+from webhookd.delivery.slots import Slots
+from webhookd.observe.metrics import Metrics
+from webhookd.outbound.client import GuardedClient
+from webhookd.outbound.outcome import Failure, Outcome
+from webhookd.store import jobs
+from webhookd.store.bells import Bells, Work
+from webhookd.store.jobs import Delivery, Lease, Report
+from webhookd.store.pool import Pool
+
+log = logging.getLogger(__name__)
+
+# One claim's size: enough to be cheap for each, small enough that the last of it starts at once.
+MAX_CLAIM = 200
+
+
+class Worker:
+    """Delivers until it is cancelled; `drain` ends it in order."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        bells: Bells,
+        client: GuardedClient,
+        reporter: Reporter,
+        metrics: Metrics,
+        settings: Callable[[], Settings],
+        worker_id: str,
+    ) -> None:
+        self._pool = pool
+        self._bells = bells
+        self._client = client
+        self._reporter = reporter
+        self._metrics = metrics
+        self._settings = settings
+        self._worker_id = worker_id
+        self._slots = Slots()
+        self._sending: set[asyncio.Task[None]] = set()
+        self._freed: Final = asyncio.Event()
+        self._draining = False
+        self._mark = 0
+
+    async def run(self) -> None:
+        """Claim and send: again at once while claims are full, else when woken."""
+        loop = asyncio.get_running_loop()
+        forget_at = loop.time()
+        while not self._draining:
+            interval_seconds = self._settings().services.poll_interval_seconds
+            if loop.time() >= forget_at:
+                # A job that was reset, released or committed late lies behind the mark.
+                self._mark = 0
+                forget_at = loop.time() + interval_seconds
+            free = self._settings().delivery.concurrency - self._slots.in_flight
+            if free <= 0:
+                self._freed.clear()
+                await self._freed.wait()
+                continue
+            if not await self.run_once(min(free, MAX_CLAIM)):
+                await self._bells.wait(Work.JOBS, timeout_seconds=max(0.0, forget_at - loop.time()))
+
+    async def run_once(self, wanted: int) -> int:
+        """One claim, sent; how many jobs it got."""
+        settings = self._settings().delivery
+        asked_at = time.monotonic()
+        async with self._pool.connection() as connection:
+            leases = await jobs.claim(
+                connection,
+                self._worker_id,
+                wanted,
+                settings.lease_seconds,
+                settings.subscription_concurrency,
+                self._slots.busy,
+                self._mark,
+            )
+            if not leases:
+                return 0
+            self._mark = leases[0].resume_from
+            deliveries = {delivery.job_id: delivery for delivery in await jobs.load(connection, leases)}
+            if left_out := [lease for lease in leases if lease.job_id not in deliveries]:
+                # More payload than is loaded at once, or lost between the two statements: not ours to keep.
+                released = await jobs.release(connection, left_out)
+                self._metrics.leases_released.inc(len(released))
+        for lease in leases:
+            if lease.job_id in deliveries:
+                self._slots.take(lease.subscription_id)
+                task = asyncio.create_task(self._deliver(lease, deliveries[lease.job_id], asked_at))
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
+        self._metrics.in_flight.set(self._slots.in_flight)
+        return len(leases)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Take no more; let what is under way end, and its report. What does not keeps its lease."""
+        self._draining = True
+        self._freed.set()
+        self._bells.ring(Work.JOBS)
+        with anyio.move_on_after(grace_seconds):
+            while self._sending:
+                await asyncio.wait(self._sending)
+            await self._reporter.drained()
+        for task in self._sending:
+            task.cancel()
+
+    async def _deliver(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
+        """One request, and its report. The slot is held until the report is handed over."""
+        try:
+            outcome = await self._send(lease, delivery, asked_at)
+            if outcome is None:
+                return
+            self._record(lease, delivery, outcome)
+            report = Report(
+                lease.job_id,
+                lease.lease_token,
+                outcome.response_status,
+                outcome.error_code,
+                outcome.duration_ms,
+                outcome.retry_after_seconds,
+                outcome.response_excerpt,
+            )
+            self._reporter.put(Finished(lease, report))
+        finally:
+            self._slots.give_back(lease.subscription_id)
+            self._metrics.in_flight.set(self._slots.in_flight)
+            self._freed.set()
+
+    async def _send(self, lease: Lease, delivery: Delivery, asked_at: float) -> Outcome | None:
+        settings = self._settings().delivery
+        # The lease is counted from before the claim was sent, so never longer than the database's.
+        left_seconds = asked_at + settings.lease_seconds - time.monotonic()
+        if left_seconds < settings.timeout_seconds:
+            log.warning("too late to send: the lease may end first", extra={"job_id": lease.job_id})
+            return None
+        try:
+            # The database's time carried forward: a host with a wrong clock signs rightly.
+            now = lease.claimed_at.timestamp() + (time.monotonic() - asked_at)
+            request = build_request(lease, delivery, int(now))
+        except Exception:
+            log.exception("a request could not be built", extra={"job_id": lease.job_id})
+            return Outcome(None, Failure.INTERNAL.value, 0)
+        return await self._client.post(request.url, request.headers, request.body, settings.timeout_seconds)
+
+    def _record(self, lease: Lease, delivery: Delivery, outcome: Outcome) -> None:
+        self._metrics.attempts.labels(outcome.error_code or "delivered").inc()
+        self._metrics.duration.observe(outcome.duration_ms / 1000)
+        level = logging.DEBUG if outcome.delivered else logging.INFO
+        if log.isEnabledFor(level):
+            log.log(
+                level,
+                "attempt delivered" if outcome.delivered else "attempt failed",
+                extra={
+                    "saga_id": lease.saga_id,
+                    "job_id": lease.job_id,
+                    "event_id": lease.event_id,
+                    "subscription_id": lease.subscription_id,
+                    "attempt": lease.attempt,
+                    "error_code": outcome.error_code,
+                    "response_status": outcome.response_status,
+                    "duration_ms": outcome.duration_ms,
+                    "worker_id": self._worker_id,
+                    "correlation_id": delivery.correlation_id,
+                    "lease_expiration": lease.lease_until.isoformat(),
+                },
+            )

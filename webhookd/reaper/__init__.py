@@ -1,0 +1,1 @@
+"""Leases whose time is over."""

@@ -1,0 +1,82 @@
+"""Wake-ups: one bell a kind of work, rung in memory at once and across processes by NOTIFY.
+
+A bell is a hint. Whoever waits for one also looks by itself every poll interval, so a lost ring costs time
+and nothing else.
+"""
+
+import asyncio
+from enum import StrEnum
+from typing import Final
+
+from webhookd.store.pool import Pool
+
+# NOTIFY takes a lock on the whole cluster at commit: on the leading edge at once, then at most so often.
+NOTIFY_INTERVAL_SECONDS = 0.1
+# An application's session notifies at most every 50 ms (schema/functions/guards.sql): after a ring from
+# outside, what came in its shadow is there by then.
+SHADOW_SECONDS = 0.06
+
+
+class Work(StrEnum):
+    """What there is to do. The value is the channel's name."""
+
+    EVENTS = "webhookd_events"  # to be routed
+    SAGAS = "webhookd_sagas"  # due, to be started
+    JOBS = "webhookd_jobs"  # pending, to be claimed
+    RESULTS = "webhookd_results"  # reported, to be applied
+
+
+class Bells:
+    """All bells of a process."""
+
+    def __init__(self) -> None:
+        self._rung: Final = {work: asyncio.Event() for work in Work}
+        self._to_announce: set[Work] = set()
+        self._announce: Final = asyncio.Event()
+
+    def ring(self, work: Work) -> None:
+        """There is work: wake who does it here, and let the others be told."""
+        self._rung[work].set()
+        self._to_announce.add(work)
+        self._announce.set()
+
+    def hear(self, work: Work) -> None:
+        """Another process rang: wake who does it here; and once more for what came in its shadow."""
+        bell = self._rung[work]
+        bell.set()
+        asyncio.get_running_loop().call_later(SHADOW_SECONDS, bell.set)
+
+    def ring_all_here(self) -> None:
+        """Rings may have been lost: let everybody look."""
+        for bell in self._rung.values():
+            bell.set()
+
+    async def wait(self, *works: Work, timeout_seconds: float) -> set[Work]:
+        """Until one of these is rung, or the time is over; which were. A ring from before the call counts."""
+        waits = [asyncio.ensure_future(self._rung[work].wait()) for work in works]
+        try:
+            await asyncio.wait(waits, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        rung = {work for work in works if self._rung[work].is_set()}
+        for work in rung:
+            self._rung[work].clear()
+        return rung
+
+    async def announce(self, pool: Pool) -> None:
+        """Tell other processes of what was rung here, for ever. A supervised service."""
+        while True:
+            await self._announce.wait()
+            self._announce.clear()
+            works, self._to_announce = sorted(self._to_announce), set()
+            try:
+                async with pool.connection() as connection:
+                    await connection.execute(
+                        "select pg_notify(channel, '') from unnest($1::text[]) as channel", works
+                    )
+            except BaseException:
+                self._to_announce.update(works)
+                self._announce.set()
+                raise
+            await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
