@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_SECONDS = 0.01
 WAIT_TIMEOUT_SECONDS = 10
+# For what a daemon does by itself, which may have to wait for leases and delays first.
+CONDITION_TIMEOUT_SECONDS = 30
 
 
 async def until_blocked(observer: "Connection", waiting_pid: int, by_pid: int | None = None) -> None:
@@ -40,3 +42,13 @@ async def until_finished(task: "asyncio.Task[Any]") -> None:
     done, _ = await asyncio.wait([task], timeout=WAIT_TIMEOUT_SECONDS)
     if not done:
         raise AssertionError(f"{task.get_name()} did not end within {WAIT_TIMEOUT_SECONDS} s")
+
+
+async def until(observer: "Connection", query: str, *arguments: object) -> None:
+    """Return when a query says true."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + CONDITION_TIMEOUT_SECONDS
+    while not await observer.fetchval(query, *arguments):
+        if loop.time() > deadline:
+            raise AssertionError(f"not within {CONDITION_TIMEOUT_SECONDS} s: {query}")
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)

@@ -15,6 +15,7 @@ from webhookd.config.load import load_settings
 from webhookd.config.settings import Settings
 from webhookd.model.errors import ConfigurationError, Refused, WebhookdError
 from webhookd.store import migrations
+from webhookd.supervisor import daemon
 
 INTERRUPTED = 130
 
@@ -53,6 +54,24 @@ def migrate(config_path: Path | None, *, check: bool) -> None:
         click.echo(f"pending {line}")
     click.echo("The schema is not up to date: run `webhookd migrate`.", err=True)
     sys.exit(1)
+
+
+@commands.command()
+@click.option("--services", help="Which services this instance runs, separated by commas (default: all).")
+@click.pass_obj
+def serve(config_path: Path | None, services: str | None) -> None:
+    """Run an instance: route, orchestrate, deliver, until told to stop.
+
+    SIGHUP reloads the configuration. SIGTERM drains and ends; a second one ends at once.
+    """
+    environment = dict(os.environ)
+    if services is not None:
+        environment["WEBHOOKD_SERVICES_ENABLED"] = services
+
+    def load() -> Settings:
+        return load_settings(config_path, environment)
+
+    daemon.serve(load(), load)
 
 
 def main() -> None:

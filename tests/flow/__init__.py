@@ -1,0 +1,1 @@
+"""The real daemon: a process, a PostgreSQL, an HTTPS endpoint."""

@@ -1,0 +1,107 @@
+"""The overview's five scenarios, end to end: the daemon logs in with nothing but webhookd_app."""
+
+from standardwebhooks import Webhook
+
+from tests.flow.conftest import MakeDaemon
+from tests.support.endpoint import Endpoint
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.waiting import until
+from webhookd.store import subscriptions
+
+
+async def subscribed(flow: Flow, endpoint: Endpoint, **settings: object) -> subscriptions.Created:
+    """A verified subscription to the endpoint."""
+    created = await subscriptions.create(flow.daemon, EVENT_TYPE, endpoint.url("/hook"), **settings)  # type: ignore[arg-type]
+    await flow.verify(created.subscription_id)
+    return created
+
+
+async def test_an_event_is_delivered_and_verifies(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """What an application publishes arrives byte for byte, and the reference library verifies it."""
+    created = await subscribed(flow, endpoint)
+    await make_daemon().start()
+    payload = '{ "b":1.10, "a" : "é\\u0000", "a":2 }'
+    event_id = await flow.publish(payload=payload)
+    [request] = await endpoint.received(1)
+    assert request.body == payload.encode()
+    Webhook(created.signing_secret).verify(request.body, request.headers)
+    assert request.headers["webhook-id"] == f"evt_{event_id}"
+    assert request.headers["webhook-attempt"] == "1"
+    await until(flow.daemon, "select status = 'Completed' from webhookd.webhook_delivery_sagas")
+
+
+async def test_a_duplicate_event_is_delivered_once(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """The same key twice is one event, one saga, one request."""
+    await subscribed(flow, endpoint)
+    await make_daemon().start()
+    first = await flow.publish(idempotency_key="order-7")
+    assert await flow.publish(idempotency_key="order-7") == first
+    await flow.publish(idempotency_key="order-8")
+    await endpoint.received(2)
+    await until(
+        flow.daemon, "select count(*) = 2 from webhookd.webhook_delivery_sagas where status = 'Completed'"
+    )
+    assert len(endpoint.requests) == 2
+
+
+async def test_an_event_routed_twice_is_delivered_once(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """An event that comes into the routing queue again gets no second request."""
+    await subscribed(flow, endpoint)
+    await make_daemon().start()
+    event_id = await flow.publish()
+    await endpoint.received(1)
+    await flow.superuser.execute("insert into webhookd.event_routing_queue values ($1)", event_id)
+    await until(flow.daemon, "select not exists (select from webhookd.event_routing_queue)")
+    await flow.publish()
+    await endpoint.received(2)
+    assert len({request.headers["webhook-id"] for request in endpoint.requests}) == 2
+
+
+async def test_a_crashed_instances_work_is_done_by_another(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """Kill -9 in the middle of a request: the lease expires, is reset, and another instance delivers."""
+    await subscribed(flow, endpoint)
+    endpoint.hang()
+    short = {"delivery": {"timeout_seconds": 1.0, "lease_seconds": 6.0}}
+    doomed = await make_daemon(**short).start()
+    await flow.publish()
+    await endpoint.received(1)
+    doomed.kill()
+    endpoint.answer(200)
+    await make_daemon(**short).start()
+    await until(flow.daemon, "select status = 'Completed' from webhookd.webhook_delivery_sagas")
+    job = await flow.daemon.fetchrow("select lease_resets, status from webhookd.webhook_delivery_jobs")
+    assert job is not None
+    assert tuple(job) == (1, "Completed")
+    assert [request.headers["webhook-attempt"] for request in endpoint.requests] == ["1", "1"]
+
+
+async def test_failures_are_retried_until_the_dead_letter_and_requeued(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """Attempts are counted to the limit; the dead letter's requeue is a new saga that is delivered."""
+    await subscribed(flow, endpoint)
+    endpoint.answer(500)
+    await make_daemon(retry={"max_attempts": 3}).start()
+    event_id = await flow.publish(payload='{"n": 1.0}')
+    await until(flow.daemon, "select exists (select from webhookd.dead_letters)")
+    assert [request.headers["webhook-attempt"] for request in endpoint.requests] == ["1", "2", "3"]
+    letter = await flow.daemon.fetchrow("select * from webhookd.dead_letters")
+    assert letter is not None
+    assert (letter["final_error_code"], letter["payload_snapshot"]) == ("HTTP_500", '{"n": 1.0}')
+
+    endpoint.answer(200)
+    requeued = await flow.requeue(letter["id"])
+    await until(
+        flow.daemon,
+        "select status = 'Completed' from webhookd.webhook_delivery_sagas where id = $1",
+        requeued.saga_id,
+    )
+    assert {request.headers["webhook-id"] for request in endpoint.requests} == {f"evt_{event_id}"}

@@ -1,0 +1,29 @@
+"""Answers: values in, JSON out. Times are RFC 3339 in UTC, and a payload's text goes out as it is stored."""
+
+from collections.abc import Sequence
+
+import msgspec
+from aiohttp import web
+
+from webhookd.store.reads import Row
+
+# In place of aiohttp's, which tells its version and Python's.
+SERVER = {"Server": "webhookd"}
+
+
+def answer(value: object, status: int = 200) -> web.Response:
+    """A JSON response."""
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json", headers=SERVER
+    )
+
+
+def page_of(rows: Sequence[Row], limit: int) -> web.Response:
+    """A page, from one row more than it shows."""
+    items = rows[:limit]
+    return answer({"items": items, "next_cursor": items[-1]["id"] if len(rows) > limit else None})
+
+
+def raw(text: str) -> msgspec.Raw:
+    """JSON that is JSON already."""
+    return msgspec.Raw(text.encode())

@@ -1,0 +1,105 @@
+"""The HTTP API: every route behind its scope, every error a problem, every connection within bounds."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from aiohttp import web
+
+from webhookd.api import problems
+from webhookd.api.auth import Auth
+from webhookd.api.database import Database
+from webhookd.api.dead_letters import DeadLetters
+from webhookd.api.deliveries import Deliveries
+from webhookd.api.events import Events
+from webhookd.api.health import Health
+from webhookd.api.problems import Problem
+from webhookd.api.routes import Handler, Route
+from webhookd.api.server import serve
+from webhookd.api.subscriptions import Subscriptions
+from webhookd.api.verification import Verification
+from webhookd.api.wake import Wake
+from webhookd.config.settings import Settings
+from webhookd.ingest.group_commit import GroupCommit
+from webhookd.model.errors import DatabaseUnavailable, Refused
+from webhookd.observe.metrics import Metrics
+from webhookd.outbound.client import GuardedClient
+from webhookd.store.bells import Bells
+from webhookd.store.hints import Hints
+from webhookd.store.pool import Pool
+
+log = logging.getLogger(__name__)
+
+
+class Api:
+    """Serves until it is cancelled."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        bells: Bells,
+        hints: Hints,
+        client: GuardedClient,
+        metrics: Metrics,
+        settings: Callable[[], Settings],
+        ready: Callable[[], bool],
+        status: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._settings = settings
+        self._auth = Auth(settings)
+        self._address = settings().api.address
+        self._ingest = GroupCommit(pool, bells, metrics)
+        database = Database(pool)
+        wake = Wake(bells, hints)
+        self._resources = (
+            Events(database, self._ingest, settings),
+            Subscriptions(database, Verification(database, client, settings), wake, settings),
+            Deliveries(database),
+            DeadLetters(database, wake, settings),
+            Health(ready, status, metrics.registry),
+        )
+
+    async def run(self) -> None:
+        """Listen and answer."""
+        app = web.Application(middlewares=[problems_answered])
+        for resource in self._resources:
+            for route in resource.routes():
+                # add_route, for add_get would also answer HEAD.
+                app.router.add_route(route.method, route.path, self._guarded(route))
+        try:
+            await serve(app, *self._address)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._ingest.close()
+
+    def _guarded(self, route: Route) -> Handler:
+        if route.scope is None:
+            return route.handler
+        scope = route.scope
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            self._auth.require(request, scope)
+            return await route.handler(request)
+
+        return guarded
+
+
+@web.middleware
+async def problems_answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever a handler raises becomes an answer."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return problem.response()
+    except Refused as refused:
+        return problems.of_refusal(refused).response()
+    except DatabaseUnavailable as error:
+        # The path alone: a query may carry what should not be logged.
+        log.warning("a request was answered with 503: %s", error, extra={"path": request.path})
+        return problems.of_unavailable(error).response()
+    except web.HTTPException as error:
+        return problems.of_http(error).response()
+    except Exception:
+        log.exception("a request failed", extra={"method": request.method, "path": request.path})
+        return problems.internal().response()

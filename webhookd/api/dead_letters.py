@@ -1,0 +1,90 @@
+"""/v1/dead-letters: what failed for good, and its second chance."""
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from webhookd.api import requests
+from webhookd.api.answers import answer, page_of, raw
+from webhookd.api.bodies import path_id, read_json, read_optional_json, read_query
+from webhookd.api.database import Database
+from webhookd.api.problems import Problem, not_found
+from webhookd.api.routes import Route
+from webhookd.api.wake import Wake
+from webhookd.config.settings import Settings
+from webhookd.store import dead_letters, reads
+from webhookd.store.dead_letters import Filter
+
+CREATED = 201
+REQUEUE_BATCH = 500
+
+
+class DeadLetters:
+    """The dead-letter resource."""
+
+    def __init__(self, database: Database, wake: Wake, settings: Callable[[], Settings]) -> None:
+        self._database = database
+        self._wake = wake
+        self._settings = settings
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/v1/dead-letters", "read", self._list),
+            Route("GET", "/v1/dead-letters/{id:[0-9]+}", "read", self._get),
+            Route("POST", "/v1/dead-letters/{id:[0-9]+}/requeue", "operate", self._requeue),
+            Route("POST", "/v1/dead-letters/requeue", "operate", self._requeue_many),
+        ]
+
+    async def _list(self, request: web.Request) -> web.Response:
+        query = read_query(request, requests.DeadLettersQuery)
+        rows = await self._database.ask(
+            lambda connection: reads.dead_letters(connection, query.page, query.which)
+        )
+        return page_of(rows, query.limit)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        letter_id = path_id(request, "dead letter")
+        found = await self._database.ask(lambda connection: reads.dead_letter(connection, letter_id))
+        if found is None:
+            raise not_found("dead letter", letter_id)
+        return answer(found | {"payload_snapshot": raw(found["payload_snapshot"])})
+
+    async def _requeue(self, request: web.Request) -> web.Response:
+        letter_id = path_id(request, "dead letter")
+        await read_optional_json(request, requests.Nothing, self._settings().api.max_payload_bytes)
+        requeued = await self._database.ask(lambda connection: dead_letters.requeue(connection, letter_id))
+        if not requeued.created:
+            raise Problem(
+                409,
+                "already_requeued",
+                f"dead letter {letter_id} was requeued as delivery {requeued.saga_id}",
+                saga_id=requeued.saga_id,
+            )
+        self._wake.sagas_of([requeued.subscription_id])
+        return answer({"saga_id": requeued.saga_id}, CREATED)
+
+    async def _requeue_many(self, request: web.Request) -> web.Response:
+        """Batch by batch, a commit each: asked again after a failure in between, it goes on."""
+        asked = await read_json(request, requests.RequeueMany, self._settings().api.max_payload_bytes)
+        # Not those that come while this runs: one that fails again at once would be requeued for ever.
+        now = await self._database.ask(reads.database_time)
+        which = Filter(
+            asked.filter.subscription_id,
+            asked.filter.error_code,
+            asked.filter.failed_after,
+            min(asked.filter.failed_before or now, now),
+        )
+        matched = requeued = after_id = 0
+        while True:
+            batch = await self._database.ask(
+                lambda connection, after_id=after_id: dead_letters.requeue_many(  # type: ignore[misc]
+                    connection, which, after_id, REQUEUE_BATCH, dry_run=asked.dry_run
+                )
+            )
+            if batch.subscription_ids:
+                self._wake.sagas_of(batch.subscription_ids)
+            matched += batch.matched
+            requeued += batch.requeued
+            after_id = batch.last_id
+            if batch.matched < REQUEUE_BATCH:
+                return answer({"matched": matched, "requeued": requeued, "skipped": matched - requeued})

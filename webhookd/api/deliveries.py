@@ -1,0 +1,52 @@
+"""/v1/deliveries: sagas, and each attempt of one."""
+
+from aiohttp import web
+
+from webhookd.api import requests
+from webhookd.api.answers import answer, page_of
+from webhookd.api.bodies import path_id, read_query
+from webhookd.api.database import Database
+from webhookd.api.problems import not_found
+from webhookd.api.requests import given
+from webhookd.api.routes import Route
+from webhookd.store import reads
+from webhookd.store.reads import Row
+
+
+class Deliveries:
+    """The delivery resource: only to look at."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/v1/deliveries", "read", self._list),
+            Route("GET", "/v1/deliveries/{id:[0-9]+}", "read", self._get),
+        ]
+
+    async def _list(self, request: web.Request) -> web.Response:
+        query = read_query(request, requests.DeliveriesQuery)
+        rows = await self._database.ask(
+            lambda connection: reads.deliveries(
+                connection,
+                query.page,
+                given(query.status),
+                given(query.subscription_id),
+                given(query.event_id),
+            )
+        )
+        return page_of(rows, query.limit)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        saga_id = path_id(request, "delivery")
+        found = await self._database.ask(lambda connection: reads.delivery(connection, saga_id))
+        if found is None:
+            raise not_found("delivery", saga_id)
+        return answer(found | {"attempts": [_attempt(attempt) for attempt in found["attempts"]]})
+
+
+def _attempt(row: Row) -> Row:
+    """What an endpoint answered is bytes; shown as the text that it most likely is."""
+    excerpt = row["response_excerpt"]
+    return row | {"response_excerpt": None if excerpt is None else excerpt.decode("utf-8", "replace")}

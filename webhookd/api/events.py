@@ -1,0 +1,103 @@
+"""/v1/events: events in, answered after their commit; and what became of them."""
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from webhookd.api import requests
+from webhookd.api.answers import answer, page_of, raw
+from webhookd.api.bodies import path_id, read_json, read_query
+from webhookd.api.database import Database
+from webhookd.api.problems import Problem, invalid, not_found
+from webhookd.api.requests import given
+from webhookd.api.routes import Route
+from webhookd.config.settings import Settings
+from webhookd.ingest.group_commit import ALONE_LOCK_TIMEOUT_SECONDS, GroupCommit
+from webhookd.store import events, reads
+
+ACCEPTED = 202
+
+
+class Events:
+    """The event resource."""
+
+    def __init__(self, database: Database, ingest: GroupCommit, settings: Callable[[], Settings]) -> None:
+        self._database = database
+        self._ingest = ingest
+        self._settings = settings
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/events", "ingest", self._publish),
+            Route("POST", "/v1/events/batch", "ingest", self._publish_batch),
+            Route("GET", "/v1/events", "read", self._list),
+            Route("GET", "/v1/events/{id:[0-9]+}", "read", self._get),
+        ]
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        key = _key_in_header(request)
+        asked = await read_json(request, requests.NewEvent, self._settings().api.max_payload_bytes)
+        if key is not None and asked.idempotency_key not in (None, key):
+            raise invalid("Idempotency-Key and idempotency_key differ", "idempotency_key_mismatch")
+        event = _new_event(asked)
+        accepted = await self._ingest.publish(event if key is None else event._replace(idempotency_key=key))
+        return answer(
+            {
+                "id": accepted.id,
+                "event_type": event.event_type,
+                "created_at": accepted.created_at,
+                "duplicate": accepted.duplicate,
+            },
+            ACCEPTED,
+        )
+
+    async def _publish_batch(self, request: web.Request) -> web.Response:
+        if "Idempotency-Key" in request.headers:
+            raise invalid("in a batch each event has its own idempotency_key", "idempotency_key_mismatch")
+        asked = await read_json(request, requests.NewEvents, self._settings().api.max_payload_bytes)
+        if len(asked.events) > requests.MAX_BATCH:
+            raise invalid(f"more than {requests.MAX_BATCH} events", "batch_too_large")
+        batch = [_new_event(one) for one in asked.events]
+        accepted = await self._database.ask(
+            lambda connection: events.publish(
+                connection, batch, lock_timeout_seconds=ALONE_LOCK_TIMEOUT_SECONDS
+            )
+        )
+        self._ingest.stored(accepted)
+        return answer({"events": [{"id": one.id, "duplicate": one.duplicate} for one in accepted]}, ACCEPTED)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        query = read_query(request, requests.EventsQuery)
+        rows = await self._database.ask(
+            lambda connection: reads.events(
+                connection, query.page, given(query.event_type), given(query.idempotency_key)
+            )
+        )
+        return page_of(rows, query.limit)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        event_id = path_id(request, "event")
+        found = await self._database.ask(lambda connection: reads.event(connection, event_id))
+        if found is None:
+            raise not_found("event", event_id)
+        return answer(found | {"payload": raw(found["payload"])})
+
+
+def _new_event(asked: requests.NewEvent) -> events.NewEvent:
+    return events.NewEvent(
+        asked.event_type, bytes(asked.payload).decode(), asked.idempotency_key, asked.correlation_id
+    )
+
+
+def _key_in_header(request: web.Request) -> str | None:
+    """Checked as the one in the body is."""
+    keys = set(request.headers.getall("Idempotency-Key", []))
+    if not keys:
+        return None
+    try:
+        [key] = keys
+        return requests.check_key(key)
+    except ValueError as error:
+        raise Problem(
+            422, "invalid_request", "Idempotency-Key must be one key of 1 to 255 characters", close=True
+        ) from error

@@ -1,0 +1,45 @@
+"""/healthz, /readyz, /status and /metrics. None of them asks the database."""
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+
+from webhookd.api.answers import answer
+from webhookd.api.routes import Route
+
+
+class Health:
+    """How this instance does."""
+
+    def __init__(
+        self, ready: Callable[[], bool], status: Callable[[], dict[str, Any]], registry: CollectorRegistry
+    ) -> None:
+        self._ready = ready
+        self._status = status
+        self._registry = registry
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("GET", "/healthz", None, self._healthz),
+            Route("GET", "/readyz", None, self._readyz),
+            Route("GET", "/status", "read", self._get_status),
+            Route("GET", "/metrics", "read", self._metrics),
+        ]
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        """The loop turns."""
+        return answer({"alive": True})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        ready = self._ready()
+        return answer({"ready": ready}, 200 if ready else 503)
+
+    async def _get_status(self, _: web.Request) -> web.Response:
+        return answer(self._status())
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(self._registry), headers={"content-type": "text/plain; version=0.0.4"}
+        )

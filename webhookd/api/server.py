@@ -1,0 +1,78 @@
+"""A listening socket with bounds: how many connect, how long one may be silent, how long the end takes."""
+
+import asyncio
+
+import anyio
+from aiohttp import web
+
+from webhookd.api.problems import Problem, internal
+
+MAX_CONNECTIONS = 2000
+BACKLOG = 1024
+# From the connection, or the last answer, to the end of the next request's headers. Longer than the 60 s for
+# which nginx and load balancers keep an idle connection: they, not we, should be the ones to close it.
+IDLE_TIMEOUT_SECONDS = 75.0
+# A refused body is read on for so long, or its sender might see a reset in place of the refusal.
+LINGERING_SECONDS = 2.0
+SHUTDOWN_SECONDS = 3.0
+
+BAD_REQUEST = 400
+
+
+async def serve(app: web.Application, host: str, port: int) -> None:
+    """Until cancelled; requests under way then have a moment to end."""
+    runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS)
+    await runner.setup()
+    loop = asyncio.get_running_loop()
+    manager = runner.server
+    if manager is None:
+        raise RuntimeError("the runner was set up and has no server")
+
+    def accept() -> asyncio.Protocol:
+        if len(manager.connections) >= MAX_CONNECTIONS:
+            return _Refusing()
+        return _Handler(
+            manager,
+            loop=loop,
+            keepalive_timeout=IDLE_TIMEOUT_SECONDS,
+            lingering_time=LINGERING_SECONDS,
+            # An encoded body is refused, and must not be unpacked on its way to nowhere.
+            auto_decompress=False,
+            access_log=None,  # type: ignore[arg-type]
+        )
+
+    listening: asyncio.Server | None = None
+    try:
+        listening = await loop.create_server(accept, host, port, backlog=BACKLOG, reuse_address=True)
+        await asyncio.Event().wait()
+    finally:
+        if listening is not None:
+            listening.close()
+        with anyio.CancelScope(shield=True):
+            await runner.cleanup()
+
+
+class _Handler(web.RequestHandler):
+    """Says in our words what it cannot read as HTTP."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,  # noqa: ARG002  the base's signature
+        status: int = 500,
+        exc: BaseException | None = None,  # noqa: ARG002
+        message: str | None = None,  # noqa: ARG002
+    ) -> web.StreamResponse:
+        if status == BAD_REQUEST:
+            return Problem(
+                BAD_REQUEST, "bad_request", "this is not HTTP, or too much of it", close=True
+            ).response()
+        return internal().response()
+
+
+class _Refusing(asyncio.Protocol):
+    """One connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

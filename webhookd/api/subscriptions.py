@@ -1,0 +1,150 @@
+"""/v1/subscriptions: made, changed, verified by a signed challenge, given new secrets. Never deleted."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from webhookd.api import requests
+from webhookd.api.answers import answer, page_of
+from webhookd.api.bodies import path_id, read_json, read_optional_json, read_query
+from webhookd.api.database import Database
+from webhookd.api.problems import invalid, not_found
+from webhookd.api.requests import given
+from webhookd.api.routes import Route
+from webhookd.api.verification import Verification
+from webhookd.api.wake import Wake
+from webhookd.config.settings import Settings
+from webhookd.outbound.addresses import AddressPolicy
+from webhookd.outbound.headers import HeaderProblem, check_headers
+from webhookd.outbound.urls import UrlProblem, check_callback_url
+from webhookd.store import reads, subscriptions
+from webhookd.store.reads import Row
+
+CREATED = 201
+
+
+class Subscriptions:
+    """The subscription resource."""
+
+    def __init__(
+        self,
+        database: Database,
+        verification: Verification,
+        wake: Wake,
+        settings: Callable[[], Settings],
+    ) -> None:
+        self._database = database
+        self._verification = verification
+        self._wake = wake
+        self._settings = settings
+
+    def routes(self) -> list[Route]:
+        one = "/v1/subscriptions/{id:[0-9]+}"
+        return [
+            Route("POST", "/v1/subscriptions", "subscriptions", self._create),
+            Route("GET", "/v1/subscriptions", "read", self._list),
+            Route("GET", one, "read", self._get),
+            Route("PATCH", one, "subscriptions", self._change),
+            Route("POST", f"{one}/verify", "subscriptions", self._verify),
+            Route("POST", f"{one}/rotate-secret", "subscriptions", self._rotate_secret),
+        ]
+
+    async def _create(self, request: web.Request) -> web.Response:
+        asked = await read_json(request, requests.NewSubscription, self._max_bytes)
+        callback_url = self._checked_url(asked.callback_url)
+        headers = _checked_headers(asked.headers)
+        created = await self._database.ask(
+            lambda connection: subscriptions.create(
+                connection,
+                asked.event_type,
+                callback_url,
+                max_attempts=asked.max_attempts,
+                base_delay_seconds=asked.base_delay_seconds,
+                headers=headers,
+                description=asked.description,
+            )
+        )
+        found = await self._found(created.subscription_id)
+        return answer(found | {"secret": created.signing_secret}, CREATED)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        query = read_query(request, requests.SubscriptionsQuery)
+        rows = await self._database.ask(
+            lambda connection: reads.subscriptions(
+                connection, query.page, given(query.event_type), given(query.active), given(query.verified)
+            )
+        )
+        return page_of(rows, query.limit)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return answer(await self._found(path_id(request, "subscription")))
+
+    async def _change(self, request: web.Request) -> web.Response:
+        subscription_id = path_id(request, "subscription")
+        asked = await read_json(request, requests.SubscriptionChange, self._max_bytes)
+        changes = self._checked_changes(asked)
+        if changes:
+            await self._database.ask(
+                lambda connection: subscriptions.update(connection, subscription_id, changes)
+            )
+        found = await self._found(subscription_id)
+        if found["active"] and found["verified"]:
+            # Perhaps it was held until now, or has a policy that makes something due.
+            self._wake.sagas_of([subscription_id])
+        return answer(found)
+
+    async def _verify(self, request: web.Request) -> web.Response:
+        subscription_id = path_id(request, "subscription")
+        await read_optional_json(request, requests.Nothing, self._max_bytes)
+        await self._verification.verify(subscription_id)
+        self._wake.sagas_of([subscription_id])
+        return answer(await self._found(subscription_id))
+
+    async def _rotate_secret(self, request: web.Request) -> web.Response:
+        subscription_id = path_id(request, "subscription")
+        await read_optional_json(request, requests.Nothing, self._max_bytes)
+        overlap_seconds = self._settings().subscriptions.secret_overlap_seconds
+        rotated = await self._database.ask(
+            lambda connection: subscriptions.rotate_secret(connection, subscription_id, overlap_seconds)
+        )
+        return answer(
+            {"secret": rotated.signing_secret, "previous_valid_until": rotated.previous_valid_until}
+        )
+
+    @property
+    def _max_bytes(self) -> int:
+        return self._settings().api.max_payload_bytes
+
+    async def _found(self, subscription_id: int) -> Row:
+        found = await self._database.ask(lambda connection: reads.subscription(connection, subscription_id))
+        if found is None:
+            raise not_found("subscription", subscription_id)
+        return found
+
+    def _checked_changes(self, asked: requests.SubscriptionChange) -> dict[str, Any]:
+        changes = {
+            name: value
+            for name, value in msgspec.structs.asdict(asked).items()
+            if not isinstance(value, msgspec.UnsetType)
+        }
+        if "callback_url" in changes:
+            changes["callback_url"] = self._checked_url(changes["callback_url"])
+        if "headers" in changes:
+            changes["headers"] = _checked_headers(changes["headers"])
+        return changes
+
+    def _checked_url(self, text: str) -> str:
+        checked = check_callback_url(text, AddressPolicy.of(self._settings().delivery.allow_networks))
+        if isinstance(checked, UrlProblem):
+            raise invalid(f"callback_url {checked.detail}", checked.code.value)
+        return checked.text
+
+
+def _checked_headers(headers: Mapping[str, str]) -> str:
+    """As the JSON to store."""
+    checked = check_headers(headers)
+    if isinstance(checked, HeaderProblem):
+        raise invalid(f"headers: {checked.detail}", checked.code.value)
+    return msgspec.json.encode(checked).decode()

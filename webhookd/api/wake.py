@@ -1,0 +1,19 @@
+"""Tells the stages of this process, through memory, what a request has made for them to do."""
+
+from collections.abc import Iterable
+
+from webhookd.store.bells import Bells, Work
+from webhookd.store.hints import Hints
+
+
+class Wake:
+    """A hint: what is not told is found by polling."""
+
+    def __init__(self, bells: Bells, hints: Hints) -> None:
+        self._bells = bells
+        self._hints = hints
+
+    def sagas_of(self, subscription_ids: Iterable[int]) -> None:
+        """These subscriptions may have something due."""
+        self._hints.have_due(subscription_ids)
+        self._bells.ring(Work.SAGAS)

@@ -1,0 +1,1 @@
+"""Events in, in groups that share a commit."""

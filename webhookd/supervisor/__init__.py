@@ -1,0 +1,1 @@
+"""Wires everything together, keeps it running, and ends it in order."""
