@@ -13,7 +13,7 @@ from typing import Any, Self
 from tests.support.postgres import free_port
 
 POLL_INTERVAL_SECONDS = 0.02
-WAIT_TIMEOUT_SECONDS = 30
+WAIT_TIMEOUT_SECONDS = 120
 
 
 class DaemonProcess:

@@ -20,7 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Self
 
-from tests.support.waiting import POLL_INTERVAL_SECONDS, WAIT_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS, WAIT_TIMEOUT_SECONDS
 
 # Of the behaviours that are about time. Any deadline of a test is longer than a few of these.
 DRIP_INTERVAL_SECONDS = 0.02
@@ -142,10 +142,10 @@ class Endpoint:
 
     async def received(self, count: int, path: str | None = None) -> list[Request]:
         """Wait until that many requests have come; give them."""
-        deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
+        deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
         while len(found := self.requests if path is None else self.requests_for(path)) < count:
             if time.monotonic() > deadline:
-                raise AssertionError(f"{len(found)} of {count} requests within {WAIT_TIMEOUT_SECONDS} s")
+                raise AssertionError(f"{len(found)} of {count} requests within {CONDITION_TIMEOUT_SECONDS} s")
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
         return list(found)
 
