@@ -93,6 +93,10 @@ class Delivery(RuleBasedStateMachine):
     def hold(self, data: st.DataObject, *, move: bool) -> None:
         """Pause a subscription, or give it another address, which is not verified."""
         subscription = data.draw(st.sampled_from(list(self.world.subscriptions.values())))
+        self.hold_one(subscription, move=move)
+
+    def hold_one(self, subscription: Subscription, *, move: bool) -> None:
+        """Hold this one."""
         changes = {"callback_url": f"{ADDRESS}/{uuid4()}"} if move else {"active": False}
         self.run(subscriptions.update(self.flow.daemon, subscription.id, changes))
         if move:
@@ -110,7 +114,12 @@ class Delivery(RuleBasedStateMachine):
                 self.run(self.flow.verify(subscription.id))
             subscription.active = subscription.verified = True
 
-    @rule(size=SIZES, slots=SIZES, limits=st.tuples(LIMITS, LIMITS), answers=st.lists(ANSWERS, max_size=4))
+    @rule(
+        size=SIZES,
+        slots=SIZES,
+        limits=st.tuples(LIMITS, LIMITS),
+        answers=st.lists(ANSWERS, min_size=1, max_size=4),
+    )
     def go_round(self, size: int, slots: int, limits: tuple[int, int], answers: list[int]) -> None:
         """The usual way, all of it at once: so the states that lie far down it are met often enough."""
         held = [lease for lease in self.leases if self.held(lease)]
@@ -121,6 +130,11 @@ class Delivery(RuleBasedStateMachine):
         self.route(size)
         self.start(4, 4, limits[1])
         self.claim(size, slots)
+
+    @rule(limits=st.tuples(LIMITS, LIMITS), slots=SIZES)
+    def fail_round(self, limits: tuple[int, int], slots: int) -> None:
+        """All that is out fails, is retried at once or buried, and goes out again under another limit."""
+        self.go_round(4, slots, limits, [500] * 4)
 
     @rule(event_type=TYPES, key=st.none() | st.sampled_from(["k1", "k2"]))
     def publish(self, event_type: str, key: str | None) -> None:
@@ -281,13 +295,15 @@ class Delivery(RuleBasedStateMachine):
             job.status, job.lease_token = JobStatus.PENDING, None
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data())
-    def expire(self, data: st.DataObject) -> None:
-        """Let a lease's time be over."""
+    @rule(data=st.data(), max_lease_resets=st.none() | st.integers(0, 1))
+    def expire(self, data: st.DataObject, max_lease_resets: int | None) -> None:
+        """Let a lease's time be over, and perhaps have it taken back at once."""
         lease = self.some_lease(data)
         if self.held(lease):
             self.run(self.flow.expire_lease(lease.job_id))
             self.world.jobs[lease.job_id].expired = True
+        if max_lease_resets is not None:
+            self.reap(4, max_lease_resets)
 
     @rule(size=SIZES, max_lease_resets=st.integers(0, 2))
     def reap(self, size: int, max_lease_resets: int) -> None:
@@ -310,11 +326,13 @@ class Delivery(RuleBasedStateMachine):
     # Dead letters ------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.dead_letters)
-    @rule(data=st.data())
-    def requeue(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), held=st.booleans(), move=st.booleans())
+    def requeue(self, data: st.DataObject, *, held: bool, move: bool) -> None:
         """A new saga, once; later only its id; refused while the subscription is held."""
         dead_letter_id = data.draw(st.sampled_from(sorted(self.world.dead_letters)))
         dead = self.world.dead_letters[dead_letter_id]
+        if held:
+            self.hold_one(dead.subscription, move=move)
         known = [saga.id for saga in self.world.sagas.values() if saga.dead_letter_id == dead_letter_id]
         call = self.flow.requeue(dead_letter_id)
         if not known and not dead.subscription.deliverable:
