@@ -9,7 +9,8 @@
 create or replace function webhookd.due_subscriptions(after_subscription_id bigint, max_subscriptions integer)
 returns table (subscription_id bigint, oldest_due_at timestamptz)
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 begin
     perform require(after_subscription_id is not null, 'after_subscription_id must not be null');
@@ -96,7 +97,8 @@ returns table (
     next_saga_mark timestamptz,
     next_job_mark bigint)
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
     outcome record;
@@ -185,7 +187,8 @@ grant execute on function webhookd.start_due_sagas(bigint[], integer[], timestam
 create or replace function webhookd.dead_letter_exhausted(after_saga_id bigint, batch_size integer, max_attempts integer)
 returns table (last_saga_id bigint, dead_lettered webhookd.saga_transition[])
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
     exhausted bigint[];
@@ -219,7 +222,8 @@ create or replace function webhookd.settle(
     jitter double precision, failing_after integer)
 returns setof webhookd.saga_transition
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
     moved saga_transition[];
     dead_ids bigint[];
@@ -324,7 +328,8 @@ create or replace function webhookd.apply_results(
     excluded_job_ids bigint[] default '{}')
 returns setof webhookd.saga_transition
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
     job_ids bigint[];
     one_id bigint;

@@ -420,6 +420,22 @@ def test_with_every_index_nothing_is_missed(laboratory: Laboratory) -> None:
     ] == []
 
 
+async def test_a_forbidden_plan_is_not_compiled(database: Database) -> None:
+    """A function that forbids the planner something forbids JIT too; these tests' servers have it off.
+
+    Up to PostgreSQL 17 what is forbidden and yet unavoidable, a sort or the scan of a table of one row, is
+    costed at ten thousand million, and JIT compiles what costs more than a hundred thousand: on a server
+    with default settings the whole cycle took 20 times the CPU time.
+    """
+    superuser = await database.connect("superuser")
+    compiled = await superuser.fetch(r"""
+        select p.proname from pg_proc p
+        where p.pronamespace = 'webhookd'::regnamespace and 'jit=off' <> all(p.proconfig)
+            and exists (select from unnest(p.proconfig) setting where setting like 'enable\_%=off')
+    """)
+    assert [function["proname"] for function in compiled] == []
+
+
 async def test_the_counters_see_one_call_of_one_session(database: Database) -> None:
     """A scan and a descent are counted once, by name; nothing of before, and nothing of another session."""
     watched, other = await database.connect("superuser"), await database.connect("superuser")
