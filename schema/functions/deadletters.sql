@@ -3,14 +3,17 @@
 
 -- Called by the orchestrator in the transaction that moves the sagas to DeadLettered; triggers check both sides.
 create or replace function webhookd.bury(saga_ids bigint[])
-returns table (dead_letter_id bigint, saga_id bigint)
+returns table (dead_letter_id bigint, saga_id bigint, correlation_id text)
 language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
-    insert into dead_letters (saga_id, event_id, subscription_id, final_error_code, payload_snapshot)
-    select s.id, s.event_id, s.subscription_id, s.final_error_code, e.payload
-    from webhook_delivery_sagas s join events e on e.id = s.event_id
-    where s.id = any(saga_ids)
-    order by s.id
-    returning id, saga_id
+    with buried as (
+        insert into dead_letters (saga_id, event_id, subscription_id, final_error_code, payload_snapshot)
+        select s.id, s.event_id, s.subscription_id, s.final_error_code, e.payload
+        from webhook_delivery_sagas s join events e on e.id = s.event_id
+        where s.id = any(saga_ids)
+        order by s.id
+        returning id, saga_id, event_id
+    )
+    select b.id, b.saga_id, e.correlation_id::text from buried b join events e on e.id = b.event_id
 $$;
 grant execute on function webhookd.bury(bigint[]) to saga_orchestrator;
 

@@ -54,7 +54,7 @@ begin
     update webhook_delivery_sagas s set status = 'DeadLettered', updated_at = now() where s.id = any(saga_ids);
     return query
     select s.id, s.subscription_id, s.event_id, null::bigint, s.status, s.attempt_count, s.next_attempt_at,
-           s.final_error_code::text, b.dead_letter_id, null::text
+           s.final_error_code::text, b.dead_letter_id, b.correlation_id, null::text
     from bury(saga_ids) b join webhook_delivery_sagas s on s.id = b.saga_id;
 exception when others then
     if not is_of_one_row(sqlstate) then
@@ -62,7 +62,7 @@ exception when others then
     elsif cardinality(saga_ids) = 1 then
         return query
         select s.id, s.subscription_id, s.event_id, null::bigint, null::saga_status, s.attempt_count, s.next_attempt_at,
-               s.final_error_code::text, null::bigint, sqlerrm
+               s.final_error_code::text, null::bigint, null::text, sqlerrm
         from webhook_delivery_sagas s where s.id = saga_ids[1];
     else
         foreach one_id in array saga_ids loop
@@ -259,7 +259,7 @@ begin
         where j.id = any(array(select c.job_id from changed c))
     )
     select array_agg(row(c.id, c.subscription_id, c.event_id, c.job_id, c.status, c.attempt_count, c.next_attempt_at,
-                         c.error_code, null, null)::saga_transition)
+                         c.error_code, null, null, null)::saga_transition)
     into moved from changed c;
 
     -- One statement, in the order of the key, so that two orchestrators cannot deadlock on it. A worker's death or our own
@@ -296,15 +296,15 @@ begin
     if dead_ids <> '{}' then
         return query
         select t.saga_id, t.subscription_id, t.event_id, t.job_id, t.status, t.attempt_count, t.next_attempt_at, t.error_code,
-               b.dead_letter_id, null::text
+               b.dead_letter_id, b.correlation_id, null::text
         from bury(dead_ids) b join unnest(moved) t on t.saga_id = b.saga_id;
     end if;
     return query
     select t.saga_id, t.subscription_id, t.event_id, t.job_id, t.status, t.attempt_count, t.next_attempt_at, t.error_code,
-           null::bigint, null::text
+           null::bigint, null::text, null::text
     from unnest(moved) t where t.saga_id <> all(dead_ids)
     union all
-    select s.id, s.subscription_id, s.event_id, j.id, null, s.attempt_count, s.next_attempt_at, j.error_code::text, null,
+    select s.id, s.subscription_id, s.event_id, j.id, null, s.attempt_count, s.next_attempt_at, j.error_code::text, null, null,
            format('its saga is %s, not InProgress', s.status)
     from webhook_delivery_jobs j join webhook_delivery_sagas s on s.id = j.saga_id
     where j.id = any(job_ids) and j.result_applied_at is null;
@@ -381,7 +381,7 @@ begin
             end if;
             return query
             select s.id, s.subscription_id, s.event_id, one_id, null::saga_status, s.attempt_count, s.next_attempt_at,
-                   null::text, null::bigint, sqlerrm
+                   null::text, null::bigint, null::text, sqlerrm
             from webhook_delivery_jobs j join webhook_delivery_sagas s on s.id = j.saga_id where j.id = one_id;
         end;
     end loop;

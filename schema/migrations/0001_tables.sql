@@ -99,6 +99,8 @@ create table webhookd.endpoint_health (
     last_recovery_at     timestamptz,       -- when a success last ended a run of failures
     constraint consecutive_failures_range check (consecutive_failures >= 0)
 ) with (fillfactor = 50);
+create index idx_endpoint_failing on webhookd.endpoint_health (failing_since)
+    where failing_since is not null;
 
 
 -- One delivery of one event to one subscription. Rows change two to a few times: room in the page (fillfactor)
@@ -232,5 +234,6 @@ create type webhookd.saga_transition as (
     next_attempt_at timestamptz,
     error_code      text,
     dead_letter_id  bigint,
+    correlation_id  text,                   -- of the event, where it ends in a dead letter
     problem         text
 );

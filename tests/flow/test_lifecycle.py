@@ -93,7 +93,7 @@ async def test_sighup_swaps_a_good_configuration(
     daemon.configure(retry={"max_attempts": 1}, database={"pool_size": 7})
     daemon.sighup()
     await until(flow.daemon, "select exists (select from webhookd.dead_letters)")
-    assert daemon.logged("database changed")
+    assert daemon.logged("database.pool_size changed")
     assert daemon.metric("webhookd_config_last_reload_successful") == 1
 
 

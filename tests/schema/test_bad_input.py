@@ -399,6 +399,7 @@ FUNCTIONS: dict[str, Function] = {
             wrong("max_lease_resets must be 0 or more", max_lease_resets="-1"),
         ],
     ),
+    "backlog": Function({"counted_up_to": "10"}, bad=not_positive("counted_up_to")),
     "requeue_dead_letter": Function(
         {"dead_letter_id": f"{DEAD_LETTER}"},
         bad=[
@@ -621,6 +622,7 @@ async def test_the_largest_size_is_no_error(world: Flow, subtests: pytest.Subtes
         ("claim_jobs", "wanted"),
         ("claim_jobs", "subscription_slots"),
         ("reset_expired_leases", "batch_size"),
+        ("backlog", "counted_up_to"),
         ("requeue_dead_letters", "batch_size"),
     ):
         with subtests.test(f"{name} {size}"):

@@ -35,7 +35,7 @@ from tests.support.history import (
     write_history,
 )
 from tests.support.postgres import run_apart
-from webhookd.store import dead_letters, events, jobs, routing, sagas
+from webhookd.store import backlog, dead_letters, events, jobs, routing, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
@@ -72,6 +72,14 @@ SERVED_BY = {
     "publish_many, keys": ("uniq_event_idempotency_key",),
     "route_events": ("event_routing_queue_pkey", "events_pkey", "uniq_saga_event_subscription"),
     "due_subscriptions": ("idx_saga_subscription_due",),
+    "backlog": (
+        "event_routing_queue_pkey",
+        "events_pkey",
+        "idx_saga_subscription_due",
+        "idx_saga_status_retry",
+        "idx_job_status_lease",
+        "idx_job_unapplied",
+    ),
     "start_due_sagas": (
         "idx_job_subscription_active",
         "idx_saga_subscription_due",
@@ -159,6 +167,8 @@ class Rounds:
     async def _prepare(self) -> None:
         due = await self._watch("due_subscriptions", lambda c: sagas.due_subscriptions(c, 0, UNLIMITED))
         assert len(due) == len(subscription_ids())
+        stages = await self._watch("backlog", lambda c: backlog.waiting(c, BATCH))
+        assert [stage.stage for stage in stages if stage.waiting == BATCH]
         started = await self._watch("start_due_sagas", lambda _: self._start())
         assert sum(each.started for each in started) > BATCH
 

@@ -1,8 +1,9 @@
 """The HTTP API: every route behind its scope, every error a problem, every connection within bounds."""
 
 import logging
-from collections.abc import Callable
-from typing import Any
+import socket
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
 
 import anyio
 from aiohttp import web
@@ -32,46 +33,23 @@ from webhookd.store.pool import Pool
 log = logging.getLogger(__name__)
 
 
-class Api:
-    """Serves until it is cancelled."""
+class Site:
+    """Routes on an address; serves until it is cancelled."""
 
     def __init__(
-        self,
-        pool: Pool,
-        bells: Bells,
-        hints: Hints,
-        client: GuardedClient,
-        metrics: Metrics,
-        settings: Callable[[], Settings],
-        ready: Callable[[], bool],
-        status: Callable[[], dict[str, Any]],
+        self, listening: socket.socket, settings: Callable[[], Settings], routes: Iterable[Route]
     ) -> None:
-        self._settings = settings
-        self._auth = Auth(settings)
-        self._address = settings().api.address
-        self._ingest = GroupCommit(pool, bells, metrics)
-        database = Database(pool)
-        wake = Wake(bells, hints)
-        self._resources = (
-            Events(database, self._ingest, settings),
-            Subscriptions(database, Verification(database, client, settings), wake, settings),
-            Deliveries(database),
-            DeadLetters(database, wake, settings),
-            Health(ready, status, metrics.registry),
-        )
+        self._listening = listening
+        self._auth = Auth(settings, on_loopback=ip_address(listening.getsockname()[0]).is_loopback)
+        self._routes = tuple(routes)
 
     async def run(self) -> None:
         """Listen and answer."""
         app = web.Application(middlewares=[problems_answered])
-        for resource in self._resources:
-            for route in resource.routes():
-                # add_route, for add_get would also answer HEAD.
-                app.router.add_route(route.method, route.path, self._guarded(route))
-        try:
-            await serve(app, *self._address)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._ingest.close()
+        for route in self._routes:
+            # add_route, for add_get would also answer HEAD.
+            app.router.add_route(route.method, route.path, self._guarded(route))
+        await serve(app, self._listening)
 
     def _guarded(self, route: Route) -> Handler:
         if route.scope is None:
@@ -83,6 +61,43 @@ class Api:
             return await route.handler(request)
 
         return guarded
+
+
+class Api(Site):
+    """The whole of it."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        settings: Callable[[], Settings],
+        pool: Pool,
+        bells: Bells,
+        hints: Hints,
+        client: GuardedClient,
+        metrics: Metrics,
+        health: Health,
+    ) -> None:
+        self._ingest = GroupCommit(pool, bells, metrics)
+        database = Database(pool)
+        wake = Wake(bells, hints)
+        resources = (
+            Events(database, self._ingest, settings),
+            Subscriptions(database, Verification(database, client, settings), wake, settings),
+            Deliveries(database),
+            DeadLetters(database, wake, settings),
+            health,
+        )
+        super().__init__(
+            listening, settings, (route for resource in resources for route in resource.routes())
+        )
+
+    async def run(self) -> None:
+        """Listen and answer; what is still being stored at the end is given up, and nobody was told of it."""
+        try:
+            await super().run()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._ingest.close()
 
 
 @web.middleware

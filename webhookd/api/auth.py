@@ -21,9 +21,9 @@ _SCHEME = "bearer "
 class Auth:
     """Decides by the settings of the moment; where we listen was decided at the start."""
 
-    def __init__(self, settings: Callable[[], Settings]) -> None:
+    def __init__(self, settings: Callable[[], Settings], *, on_loopback: bool) -> None:
         self._settings = settings
-        self._on_loopback = settings().api.listens_on_loopback
+        self._on_loopback = on_loopback
 
     def require(self, request: web.Request, scope: Scope) -> None:
         """Return if the request may; a Problem says why not."""

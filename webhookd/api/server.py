@@ -1,11 +1,14 @@
 """A listening socket with bounds: how many connect, how long one may be silent, how long the end takes."""
 
 import asyncio
+import socket
 
 import anyio
 from aiohttp import web
 
 from webhookd.api.problems import Problem, internal
+from webhookd.config.settings import host_and_port
+from webhookd.model.errors import CannotListen
 
 MAX_CONNECTIONS = 2000
 BACKLOG = 1024
@@ -19,8 +22,19 @@ SHUTDOWN_SECONDS = 3.0
 BAD_REQUEST = 400
 
 
-async def serve(app: web.Application, host: str, port: int) -> None:
-    """Until cancelled; requests under way then have a moment to end."""
+def listening_socket(address: str) -> socket.socket:
+    """A socket bound before anything runs: who cannot have the address should not begin."""
+    host, port = host_and_port(address)
+    try:
+        [family, *_], *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    except OSError as error:  # socket.gaierror is one
+        raise CannotListen(f"cannot listen on {address}: {error.strerror}") from error
+
+
+async def serve(app: web.Application, listening: socket.socket) -> None:
+    """Until cancelled; requests under way then have a moment to end. The socket outlives it."""
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     loop = asyncio.get_running_loop()
@@ -41,13 +55,14 @@ async def serve(app: web.Application, host: str, port: int) -> None:
             access_log=None,  # type: ignore[arg-type]
         )
 
-    listening: asyncio.Server | None = None
+    server: asyncio.Server | None = None
     try:
-        listening = await loop.create_server(accept, host, port, backlog=BACKLOG, reuse_address=True)
+        # A copy, for the server closes what it is given; begun anew, it finds its address still its own.
+        server = await loop.create_server(accept, sock=listening.dup(), backlog=BACKLOG)
         await asyncio.Event().wait()
     finally:
-        if listening is not None:
-            listening.close()
+        if server is not None:
+            server.close()
         with anyio.CancelScope(shield=True):
             await runner.cleanup()
 

@@ -13,6 +13,8 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=100_000)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, le=31_536_000)]
 
+_ADDRESS = r"(\[[0-9a-fA-F:]+\]|[^:\[\]]+):[0-9]{1,5}"
+Address: TypeAlias = Annotated[str, Meta(pattern=rf"^{_ADDRESS}\Z")]
 HIGHEST_PORT = 65535
 
 Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper"]
@@ -47,22 +49,11 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may ask, and where."""
 
-    listen: Annotated[str, Meta(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\[\]]+):[0-9]{1,5}\Z")] = "127.0.0.1:8470"
+    listen: Address = "127.0.0.1:8470"
+    # A further one, of /healthz, /readyz, /status and /metrics alone: for an instance without the API.
+    health_listen: Annotated[str, Meta(pattern=rf"({_ADDRESS})?\Z")] = ""
     tokens: tuple[Token, ...] = ()
     max_payload_bytes: Annotated[int, Meta(ge=1024, le=8_388_608)] = 1_048_576
-
-    @property
-    def address(self) -> tuple[str, int]:
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
-
-    @property
-    def listens_on_loopback(self) -> bool:
-        host, _ = self.address
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
 
 
 class SubscriptionsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,13 +144,33 @@ def problems(settings: Settings) -> list[str]:
     return found
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of an address to listen on."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach it."""
+    host, _ = host_and_port(address)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _problems_of_api(api: ApiSettings) -> list[str]:
     found = []
-    if not 1 <= api.address[1] <= HIGHEST_PORT:
-        found.append(f"api.listen must have a port of 1 to {HIGHEST_PORT}")
-    if not api.tokens and not api.listens_on_loopback:
-        # Without tokens everything is allowed to whoever can connect.
-        found.append("api.listen must be a loopback address as long as api.tokens is empty")
+    for key, address in (("listen", api.listen), ("health_listen", api.health_listen)):
+        if not address:
+            continue
+        if not 1 <= host_and_port(address)[1] <= HIGHEST_PORT:
+            found.append(f"api.{key} must have a port of 1 to {HIGHEST_PORT}")
+        if not api.tokens and not is_loopback(address):
+            # Without tokens everything is allowed to whoever can connect.
+            found.append(f"api.{key} must be a loopback address as long as api.tokens is empty")
+    if api.listen == api.health_listen:
+        found.append("api.health_listen must be another address than api.listen, which serves the same")
     names = [token.name for token in api.tokens]
     found += [f"api.tokens: {name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
     return found

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from typing import Final, NamedTuple
 
+from webhookd.model.errors import DatabaseUnavailable
 from webhookd.model.states import ReportVerdict
 from webhookd.observe.metrics import Metrics
 from webhookd.store import jobs
@@ -42,10 +43,15 @@ class Reporter:
         self._nothing.set()
 
     def put(self, finished: Finished) -> None:
-        """Report this with the next batch. Bounded by the slots: each holds one lease at a time."""
+        """Report this with the next batch. The worker claims no more while too many wait."""
         self._waiting.append(finished)
         self._nothing.clear()
         self._something.set()
+
+    @property
+    def waiting(self) -> int:
+        """How many have not been reported yet."""
+        return len(self._waiting)
 
     async def drained(self) -> None:
         """Until everything that was put is reported."""
@@ -56,11 +62,25 @@ class Reporter:
         while True:
             await self._something.wait()
             batch = self._waiting[:MAX_BATCH]
-            await self.report(batch)
+            await self._report_all(batch)
             del self._waiting[: len(batch)]
             if not self._waiting:
                 self._something.clear()
                 self._nothing.set()
+
+    async def _report_all(self, batch: list[Finished]) -> None:
+        """One that the database cannot store, which should not exist, must not hold up the others."""
+        try:
+            await self.report(batch)
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            if len(batch) > 1:
+                for one in batch:
+                    await self._report_all([one])
+                return
+            self._metrics.reports.labels("unstorable").inc()
+            log.exception("a report cannot be stored: its lease will expire", extra=_fields(batch[0]))
 
     async def report(self, batch: list[Finished]) -> None:
         """One batch: its verdicts are counted, and what was accepted is the orchestrator's."""
@@ -72,16 +92,18 @@ class Reporter:
             verdict = verdicts[finished.lease.job_id]
             if verdict is not ReportVerdict.ACCEPTED:
                 self._metrics.reports.labels(verdict.value).inc()
-                log.warning(
-                    "report not accepted: %s",
-                    verdict.value,
-                    extra={
-                        "job_id": finished.lease.job_id,
-                        "saga_id": finished.lease.saga_id,
-                        "event_id": finished.lease.event_id,
-                        "lease_expiration": finished.lease.lease_until.isoformat(),
-                    },
-                )
+                log.warning("report not accepted: %s", verdict.value, extra=_fields(finished))
         if accepted:
             self._hints.were_reported(accepted)
             self._bells.ring(Work.RESULTS)
+
+
+def _fields(finished: Finished) -> dict[str, object]:
+    return {
+        "job_id": finished.lease.job_id,
+        "saga_id": finished.lease.saga_id,
+        "event_id": finished.lease.event_id,
+        "subscription_id": finished.lease.subscription_id,
+        "error_code": finished.report.error_code,
+        "lease_expiration": finished.lease.lease_until.isoformat(),
+    }

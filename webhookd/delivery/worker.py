@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from webhookd.config.settings import Settings
+from webhookd.config.settings import DeliverySettings, Settings
 from webhookd.delivery.reporter import Finished, Reporter
 from webhookd.delivery.request import build_request
 from webhookd.delivery.slots import Slots
@@ -51,6 +51,7 @@ class Worker:
         self._worker_id = worker_id
         self._slots = Slots()
         self._sending: set[asyncio.Task[None]] = set()
+        self._claiming: Final = asyncio.Lock()
         self._freed: Final = asyncio.Event()
         self._draining = False
         self._mark = 0
@@ -65,16 +66,21 @@ class Worker:
                 # A job that was reset, released or committed late lies behind the mark.
                 self._mark = 0
                 forget_at = loop.time() + interval_seconds
-            free = self._settings().delivery.concurrency - self._slots.in_flight
-            if free <= 0:
+            concurrency = self._settings().delivery.concurrency
+            free = concurrency - self._slots.in_flight
+            if free <= 0 or self._reporter.waiting > concurrency:
                 self._freed.clear()
-                await self._freed.wait()
-                continue
-            if not await self.run_once(min(free, MAX_CLAIM)):
+                with anyio.move_on_after(interval_seconds):
+                    await self._freed.wait()
+            elif not await self.run_once(min(free, MAX_CLAIM)):
                 await self._bells.wait(Work.JOBS, timeout_seconds=max(0.0, forget_at - loop.time()))
 
     async def run_once(self, wanted: int) -> int:
         """One claim, sent; how many jobs it got."""
+        async with self._claiming:
+            return 0 if self._draining else await self._claim(wanted)
+
+    async def _claim(self, wanted: int) -> int:
         settings = self._settings().delivery
         asked_at = time.monotonic()
         async with self._pool.connection() as connection:
@@ -91,25 +97,33 @@ class Worker:
                 return 0
             self._mark = leases[0].resume_from
             deliveries = {delivery.job_id: delivery for delivery in await jobs.load(connection, leases)}
+            if _too_late(asked_at, settings):
+                log.warning("too late to send: the leases may end first", extra={"jobs": len(leases)})
+                deliveries = {}
+            for lease in leases:
+                if lease.job_id in deliveries:
+                    self._start(lease, deliveries[lease.job_id], asked_at)
             if left_out := [lease for lease in leases if lease.job_id not in deliveries]:
-                # More payload than is loaded at once, or lost between the two statements: not ours to keep.
+                # Too late, more payload than is loaded at once, or lost between the two statements.
                 released = await jobs.release(connection, left_out)
                 self._metrics.leases_released.inc(len(released))
-        for lease in leases:
-            if lease.job_id in deliveries:
-                self._slots.take(lease.subscription_id)
-                task = asyncio.create_task(self._deliver(lease, deliveries[lease.job_id], asked_at))
-                self._sending.add(task)
-                task.add_done_callback(self._sending.discard)
-        self._metrics.in_flight.set(self._slots.in_flight)
         return len(leases)
+
+    def _start(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
+        self._slots.take(lease.subscription_id)
+        self._metrics.in_flight.set(self._slots.in_flight)
+        task = asyncio.create_task(self._deliver(lease, delivery, asked_at))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     async def drain(self, grace_seconds: float) -> None:
         """Take no more; let what is under way end, and its report. What does not keeps its lease."""
         self._draining = True
         self._freed.set()
-        self._bells.ring(Work.JOBS)
+        self._bells.ring_here(Work.JOBS)
         with anyio.move_on_after(grace_seconds):
+            async with self._claiming:
+                pass  # a claim that is under way ends, and what it got is sent
             while self._sending:
                 await asyncio.wait(self._sending)
             await self._reporter.drained()
@@ -140,9 +154,7 @@ class Worker:
 
     async def _send(self, lease: Lease, delivery: Delivery, asked_at: float) -> Outcome | None:
         settings = self._settings().delivery
-        # The lease is counted from before the claim was sent, so never longer than the database's.
-        left_seconds = asked_at + settings.lease_seconds - time.monotonic()
-        if left_seconds < settings.timeout_seconds:
+        if _too_late(asked_at, settings):  # once more, for this process may have been stopped meanwhile
             log.warning("too late to send: the lease may end first", extra={"job_id": lease.job_id})
             return None
         try:
@@ -155,7 +167,7 @@ class Worker:
         return await self._client.post(request.url, request.headers, request.body, settings.timeout_seconds)
 
     def _record(self, lease: Lease, delivery: Delivery, outcome: Outcome) -> None:
-        self._metrics.attempts.labels(outcome.error_code or "delivered").inc()
+        self._metrics.attempts.labels(_error_class(outcome)).inc()
         self._metrics.duration.observe(outcome.duration_ms / 1000)
         level = logging.DEBUG if outcome.delivered else logging.INFO
         if log.isEnabledFor(level):
@@ -176,3 +188,20 @@ class Worker:
                     "lease_expiration": lease.lease_until.isoformat(),
                 },
             )
+
+
+def _too_late(asked_at: float, settings: DeliverySettings) -> bool:
+    """Whether a request begun now might outlast its lease.
+
+    Counted from before the claim was sent, so never longer than the database counts.
+    """
+    return asked_at + settings.lease_seconds - time.monotonic() < settings.timeout_seconds
+
+
+def _error_class(outcome: Outcome) -> str:
+    """The outcome as a label: an endpoint that thinks of new statuses must not make new time series."""
+    if outcome.error_code is None:
+        return "delivered"
+    if outcome.response_status is not None:
+        return f"HTTP_{outcome.response_status // 100}xx"
+    return outcome.error_code

@@ -139,9 +139,9 @@ class GroupCommit:
         return accepted
 
     def stored(self, accepted: Sequence[Accepted]) -> None:
-        """Events were committed: count them, and wake routing."""
+        """Events were committed: count them, and wake routing. Other processes are told by the database."""
         self._metrics.events_accepted.inc(sum(not one.duplicate for one in accepted))
-        self._bells.ring(Work.EVENTS)
+        self._bells.ring_here(Work.EVENTS)
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

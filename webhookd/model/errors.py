@@ -5,6 +5,7 @@ WebhookdError
 ├── DatabaseUnavailable         PostgreSQL does not answer, or not to us                  exit 69
 │   └── DatabaseBusy            a lock was not got in time, or a conflict                 exit 69
 ├── DatabaseFault               PostgreSQL said what it never should                      exit 1
+├── CannotListen                an address to listen on cannot be had                     exit 1
 ├── SchemaProblem               the database's schema does not fit this webhookd          exit 1
 └── Refused                     a gated function said no, and changed nothing             exit 1
 """
@@ -37,6 +38,10 @@ class DatabaseBusy(DatabaseUnavailable):
 
 class DatabaseFault(WebhookdError):
     """An error that no call of ours should meet."""
+
+
+class CannotListen(WebhookdError):
+    """An address is taken, not this machine's, or not for this user."""
 
 
 class SchemaProblem(WebhookdError):

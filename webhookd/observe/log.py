@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 from typing import Literal, TextIO
 
 # What every record has; what is beyond it came by `extra=`.
@@ -35,7 +36,7 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
 
-    converter = staticmethod(__import__("time").gmtime)
+    converter = staticmethod(time.gmtime)
 
 
 class TextFormatter(logging.Formatter):

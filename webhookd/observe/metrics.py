@@ -1,6 +1,10 @@
 """Counters and gauges for Prometheus, in a registry of the daemon's own. Nothing here asks the database."""
 
+from collections.abc import Callable, Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 # From a local endpoint's millisecond to the longest timeout that is usual.
 DURATIONS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
@@ -25,8 +29,16 @@ class Metrics:
         self.reloads = self._counter("config_reloads", "Reloads, by outcome", "outcome")
         self.in_flight = self._gauge("deliveries_in_flight", "Requests under way")
         self.service_up = self._gauge("service_up", "1 while a service runs", "service")
+        self.database_up = self._gauge("database_up", "1 while the database answers")
         self.reload_succeeded = self._gauge("config_last_reload_successful", "1 if the last reload worked")
         self.reload_succeeded.set(1)
+        self.reloaded_at = self._gauge(
+            "config_last_reload_timestamp_seconds", "When the configuration was last read, well or not"
+        )
+        self.backlog = self._gauge("backlog", "What waits in the whole cluster, up to 10,000", "stage")
+        self.backlog_age = self._gauge(
+            "backlog_oldest_age_seconds", "For how long the oldest of it could have been taken", "stage"
+        )
         self.duration = Histogram(
             "webhookd_delivery_duration_seconds",
             "How long requests took",
@@ -34,8 +46,27 @@ class Metrics:
             registry=self.registry,
         )
 
+    def forget_backlog(self) -> None:
+        """What waits is not known."""
+        self.backlog.clear()
+        self.backlog_age.clear()
+
+    def follow(self, name: str, help_text: str, count: Callable[[], float]) -> None:
+        """Show as a counter what somebody else counts."""
+        self.registry.register(_Followed(f"webhookd_{name}", help_text, count))
+
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"webhookd_{name}", help_text, labels, registry=self.registry)
 
     def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
         return Gauge(f"webhookd_{name}", help_text, labels, registry=self.registry)
+
+
+class _Followed(Collector):
+    def __init__(self, name: str, help_text: str, count: Callable[[], float]) -> None:
+        self._name = name
+        self._help_text = help_text
+        self._count = count
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(self._name, self._help_text, value=self._count())

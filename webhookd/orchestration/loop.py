@@ -6,6 +6,7 @@ Wakes on RESULTS and SAGAS; rings JOBS.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from webhookd.config.settings import Settings
 from webhookd.model.states import SagaStatus
@@ -34,6 +35,7 @@ class Orchestrator:
         self._settings = settings
         self._ring = Ring()
         self._refused_job_ids: set[int] = set()
+        self._lowered: Final = asyncio.Event()
 
     async def run(self) -> None:
         """Tick: at once again while there is more, else when woken; and look at everything now and then."""
@@ -76,8 +78,23 @@ class Orchestrator:
                 return
             after = waiting[-1][0]
 
+    def limit_lowered(self) -> None:
+        """Have a sweep made."""
+        self._lowered.set()
+
+    async def run_sweeps(self) -> None:
+        """Sweep whenever the limit was lowered; one that fails is made again. A service beside the ticks."""
+        while True:
+            await self._lowered.wait()
+            self._lowered.clear()
+            try:
+                await self.sweep()
+            except BaseException:
+                self._lowered.set()
+                raise
+
     async def sweep(self) -> int:
-        """After the limit was lowered: dead-letter every waiting saga that has reached it."""
+        """Dead-letter every waiting saga that has reached the limit."""
         settings = self._settings()
         after: int | None = 0
         buried = 0
@@ -155,4 +172,5 @@ def _fields(transition: sagas.Transition) -> dict[str, object]:
         "attempt_count": transition.attempt_count,
         "next_attempt_at": transition.next_attempt_at.isoformat(),
         "dead_letter_id": transition.dead_letter_id,
+        "correlation_id": transition.correlation_id,
     }

@@ -36,9 +36,13 @@ class Bells:
 
     def ring(self, work: Work) -> None:
         """There is work: wake who does it here, and let the others be told."""
-        self._rung[work].set()
+        self.ring_here(work)
         self._to_announce.add(work)
         self._announce.set()
+
+    def ring_here(self, work: Work) -> None:
+        """There is work, and others know of it by themselves."""
+        self._rung[work].set()
 
     def hear(self, work: Work) -> None:
         """Another process rang: wake who does it here; and once more for what came in its shadow."""

@@ -20,12 +20,16 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 
 @asynccontextmanager
 async def connected(dsn: str) -> AsyncIterator[Connection]:
-    """A connection for the length of the block; errors inside come out as ours."""
+    """A connection for the length of the block; errors inside come out as ours.
+
+    Without prepared statements, which would outlive their transaction: it may lead through a pooler.
+    """
     with translated():
         try:
             connection = await asyncpg.connect(
                 dsn,
                 timeout=CONNECT_TIMEOUT_SECONDS,
+                statement_cache_size=0,
                 server_settings={"application_name": "webhookd"},
             )
         except (ValueError, OverflowError) as error:
@@ -38,6 +42,12 @@ async def connected(dsn: str) -> AsyncIterator[Connection]:
             yield connection
         finally:
             await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+
+
+async def is_pooled(connection: Connection) -> bool:
+    """Whether a pooler stands between: it greets with a process id of its own invention."""
+    process_id: int = await connection.fetchval("select pg_backend_pid()")
+    return process_id != connection.get_server_pid()
 
 
 async def fetch_one(connection: Connection, query: str, *arguments: Any) -> asyncpg.Record:

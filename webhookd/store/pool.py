@@ -1,22 +1,39 @@
-"""The daemon's connections: a bounded pool, each use with a deadline, every error ours."""
+"""The daemon's connections: a bounded pool, each use with a deadline, every error ours.
 
+Knows whether the database answers. Behind a pooler in transaction mode (PgBouncer) it keeps nothing on the
+server from one call to the next: no prepared statements, no settings of the session.
+"""
+
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
 import asyncpg
 
-from webhookd.store.connection import CONNECT_TIMEOUT_SECONDS, Connection
+from webhookd.model.errors import DatabaseBusy, DatabaseUnavailable
+from webhookd.store.connection import CONNECT_TIMEOUT_SECONDS, Connection, connected, is_pooled
 from webhookd.store.errors import translated
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+log = logging.getLogger(__name__)
 
 # A gated call takes milliseconds. One that takes this long is stuck, in a stalled server or behind a lock;
 # its connection is given up, and what it did is found out by asking again.
 COMMAND_TIMEOUT_SECONDS = 10.0
 # All connections busy for this long means a database that does not keep up: better said than waited for.
 ACQUIRE_TIMEOUT_SECONDS = 5.0
+
+# The server's own ends to the same, for when we are stopped, cut off or gone and cannot say so: its locks are
+# everybody's. Not behind a pooler: it refuses most settings, and hands the others on to who comes next.
+SESSION_SETTINGS = {
+    "lock_timeout": "9s",
+    "statement_timeout": "12s",
+    "idle_in_transaction_session_timeout": "12s",
+}
+STATEMENTS_KEPT = 100
 
 
 class Pool:
@@ -26,8 +43,13 @@ class Pool:
         self._dsn = dsn
         self._size = size
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self.available = False  # as the last use has shown
 
     async def __aenter__(self) -> Self:
+        async with connected(self._dsn) as connection:
+            pooled = await is_pooled(connection)
+        if pooled:
+            log.info("the database is behind a pooler: statements are not prepared, nor timeouts set")
         with translated():
             self._pool = await asyncpg.create_pool(
                 self._dsn,
@@ -35,8 +57,11 @@ class Pool:
                 max_size=self._size,
                 timeout=CONNECT_TIMEOUT_SECONDS,
                 command_timeout=COMMAND_TIMEOUT_SECONDS,
-                server_settings={"application_name": "webhookd"},
+                statement_cache_size=0 if pooled else STATEMENTS_KEPT,
+                server_settings={"application_name": "webhookd"} | ({} if pooled else SESSION_SETTINGS),
+                reset=_nothing_to_reset,
             )
+        self.available = True
         return self
 
     async def __aexit__(
@@ -51,6 +76,23 @@ class Pool:
         """A connection for the length of the block. Every gated call is a transaction of its own."""
         if self._pool is None:
             raise RuntimeError("the pool is not open")
-        with translated():
-            async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_SECONDS) as connection:
-                yield connection
+        used = False
+        try:
+            with translated():
+                async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_SECONDS) as connection:
+                    used = True
+                    yield connection
+        except DatabaseBusy:
+            raise
+        except DatabaseUnavailable:
+            self.available = False
+            if used:
+                # The others are as old, and likely as dead: each half-open one would cost a user its timeout.
+                await self._pool.expire_connections()
+            raise
+        else:
+            self.available = True
+
+
+async def _nothing_to_reset(_: object) -> None:
+    """No call of ours leaves anything in its session: the driver's RESET ALL is a round trip for nothing."""

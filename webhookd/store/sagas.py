@@ -31,6 +31,7 @@ class Transition(NamedTuple):
     next_attempt_at: datetime
     error_code: str | None
     dead_letter_id: int | None
+    correlation_id: str | None  # of one that ends in a dead letter
     problem: str | None
 
 

@@ -4,26 +4,28 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
-from ipaddress import ip_network
-from pathlib import Path
+from contextlib import ExitStack
+from ipaddress import ip_address
 from uuid import uuid4
 
 import anyio
-import anyio.abc
-import msgspec
+import anyio.lowlevel
 
 from webhookd import __version__
-from webhookd.api.app import Api
+from webhookd.api.app import Api, Site
+from webhookd.api.health import Health
+from webhookd.api.server import listening_socket
 from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Reporter
 from webhookd.delivery.worker import Worker
 from webhookd.model.errors import ConfigurationError, SchemaProblem, WebhookdError
+from webhookd.monitor.loop import Monitor
 from webhookd.observe import log as logs
 from webhookd.observe.metrics import Metrics
 from webhookd.orchestration.loop import Orchestrator
-from webhookd.outbound.addresses import AddressPolicy
-from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
+from webhookd.outbound.client import GuardedClient
 from webhookd.reaper.loop import Reaper
 from webhookd.routing.loop import Router
 from webhookd.store import migrations
@@ -32,178 +34,177 @@ from webhookd.store.hints import Hints
 from webhookd.store.listener import Listener
 from webhookd.store.pool import Pool
 from webhookd.supervisor import systemd
+from webhookd.supervisor.reload import client_options, restart_needed
 from webhookd.supervisor.services import Service, supervise
+from webhookd.supervisor.status import Reloads, Status
 
 log = logging.getLogger(__name__)
 
-# Read once, at the start: a change is named, and waits for a restart.
-NEEDS_RESTART = (("database",), ("services", "enabled"), ("api", "listen"))
+
+class Sockets(ExitStack):
+    """Where this instance listens: nothing else of it begins unless it can."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.api = self._listen(settings.api.listen if "api" in settings.services.enabled else "")
+        self.health = self._listen(settings.api.health_listen)
+        names = [listening.getsockname() for listening in (self.api, self.health) if listening]
+        self.addresses = frozenset((ip_address(name[0]), int(name[1])) for name in names)
+
+    def _listen(self, address: str) -> socket.socket | None:
+        return self.enter_context(listening_socket(address)) if address else None
 
 
 class Daemon:
     """One instance."""
 
-    def __init__(self, settings: Settings, load: Callable[[], Settings]) -> None:
+    def __init__(
+        self, settings: Settings, load: Callable[[], Settings], sockets: Sockets, pool: Pool
+    ) -> None:
+        self._started_with = settings
         self._settings = settings
         self._load = load
+        self._sockets = sockets
+        self._pool = pool
         self._bells = Bells()
         self._hints = Hints()
         self._metrics = Metrics()
-        self._services: list[Service] = []
         self._worker_id = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-        self._orchestrator: Orchestrator | None = None
+        self._client = GuardedClient(client_options(settings, sockets.addresses))
+        self._reporter = Reporter(pool, self._bells, self._hints, self._metrics)
+        self._worker = Worker(
+            pool,
+            self._bells,
+            self._client,
+            self._reporter,
+            self._metrics,
+            self._current,
+            worker_id=self._worker_id,
+        )
+        self._orchestrator = Orchestrator(pool, self._bells, self._hints, self._metrics, self._current)
+        self._monitor = Monitor(pool, self._metrics)
+        self._status = Status(self._worker_id, self._current, pool, self._monitor, self._metrics)
         self._stopping = anyio.Event()
 
     async def run(self) -> None:
         """Until told to stop; then drain, and return."""
-        settings = self._settings
-        async with (
-            Pool(settings.database.dsn, settings.database.pool_size) as pool,
-            GuardedClient(client_options(settings)) as client,
-            anyio.create_task_group() as tasks,
-        ):
-            worker = self._make_services(pool, client)
-            for service in self._services:
+        self._status.services = self._make_services()
+        self._follow_dials()
+        self._metrics.reloaded_at.set(time.time())
+        async with self._client, anyio.create_task_group() as tasks:
+            for service in self._status.services:
                 tasks.start_soon(supervise, service, self._metrics, name=service.name)
+            tasks.start_soon(self._serve_signals, name="signals")
+            await anyio.lowlevel.checkpoint()
             log.info("webhookd %s serves", __version__, extra={"worker_id": self._worker_id})
             systemd.notify("READY=1")
-            tasks.start_soon(self._serve_signals, client, tasks, name="signals")
             await self._stopping.wait()
+            self._status.draining = True
             systemd.notify("STOPPING=1")
             log.info("draining: no more claims, what is in flight ends")
-            await worker.drain(self._settings.services.shutdown_grace_seconds)
+            await self._worker.drain(self._settings.services.shutdown_grace_seconds)
             tasks.cancel_scope.cancel()
         log.info("stopped")
 
-    def ready(self) -> bool:
-        """Whether every service runs."""
-        return all(service.healthy for service in self._services)
+    def _current(self) -> Settings:
+        return self._settings
 
-    def status(self) -> dict[str, object]:
-        """What an operator asks first."""
-        return {
-            "version": __version__,
-            "worker_id": self._worker_id,
-            "ready": self.ready(),
-            "services": [
-                {
-                    "name": service.name,
-                    "state": service.state,
-                    "restarts": service.restarts,
-                    "last_error": service.last_error,
-                }
-                for service in self._services
-            ],
-            "retry": msgspec.structs.asdict(self._settings.retry),
-        }
-
-    def _make_services(self, pool: Pool, client: GuardedClient) -> Worker:
-        def current() -> Settings:
-            return self._settings
-
-        reporter = Reporter(pool, self._bells, self._hints, self._metrics)
-        worker = Worker(
-            pool, self._bells, client, reporter, self._metrics, current, worker_id=self._worker_id
-        )
-        self._orchestrator = Orchestrator(pool, self._bells, self._hints, self._metrics, current)
-        api = Api(
-            pool,
+    def _make_services(self) -> list[Service]:
+        pool, bells, hints, metrics, current = (
+            self._pool,
             self._bells,
             self._hints,
-            client,
             self._metrics,
-            current,
-            ready=self.ready,
-            status=self.status,
+            self._current,
         )
-        runs = {
-            "routing": [Router(pool, self._bells, self._hints, self._metrics, current).run],
-            "orchestration": [self._orchestrator.run],
-            "delivery": [worker.run, reporter.run],
-            "reaper": [Reaper(pool, self._bells, self._metrics, current).run],
-            "api": [api.run],
+        health = Health(self._status.ready, self._status.describe, metrics.registry)
+        chosen = {
+            "routing": [Service("routing", Router(pool, bells, hints, metrics, current).run)],
+            "orchestration": [
+                Service("orchestration", self._orchestrator.run),
+                Service("sweeps", self._orchestrator.run_sweeps),
+            ],
+            "delivery": [Service("delivery", self._worker.run), Service("reports", self._reporter.run)],
+            "reaper": [Service("reaper", Reaper(pool, bells, metrics, current).run)],
         }
-        always = {
-            "listener": [Listener(self._settings.database.dsn, self._bells).run],
-            "announcer": [lambda: self._bells.announce(pool)],
-            "watchdog": [systemd.watchdog],
-        }
-        wanted = {name: runs[name] for name in self._settings.services.enabled}
-        self._services = [
-            Service(name if number == 0 else f"{name}-reports", run)
-            for name, parts in (always | wanted).items()
-            for number, run in enumerate(parts)
+        services = [
+            Service("listener", Listener(self._started_with.database.dsn, bells).run),
+            Service("announcer", lambda: bells.announce(pool)),
+            Service("monitor", self._monitor.run),
         ]
-        return worker
+        if systemd.watchdog_interval_seconds():
+            services.append(Service("watchdog", systemd.watchdog))
+        if self._sockets.api:
+            api = Api(self._sockets.api, current, pool, bells, hints, self._client, metrics, health)
+            services.append(Service("api", api.run))
+        if self._sockets.health:
+            services.append(Service("health", Site(self._sockets.health, current, health.routes()).run))
+        for name in self._started_with.services.enabled:
+            services += chosen.get(name, [])
+        return services
 
-    async def _serve_signals(self, client: GuardedClient, tasks: anyio.abc.TaskGroup) -> None:
+    def _follow_dials(self) -> None:
+        counters = self._client.counters
+        self._metrics.follow("dials", "Connections made to endpoints", lambda: counters.dials)
+        self._metrics.follow("dials_blocked", "Addresses refused before a dial", lambda: counters.blocked)
+        self._metrics.follow(
+            "dns_mixed_answers",
+            "Names with allowed and refused addresses",
+            lambda: counters.dns_mixed_answers,
+        )
+
+    async def _serve_signals(self) -> None:
         """SIGHUP reloads; the first SIGTERM or SIGINT stops in order, a second one at once."""
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for received in signals:
                 if received == signal.SIGHUP:
-                    await self._reload(client, tasks)
+                    self._reload()
                 elif self._stopping.is_set():
                     os._exit(1)
                 else:
                     self._stopping.set()
 
-    async def _reload(self, client: GuardedClient, tasks: anyio.abc.TaskGroup) -> None:
+    def _reload(self) -> None:
         """Read, validate, build what can fail; then swap. A bad file changes a log line and a metric."""
         systemd.reloading()
+        reloads = Reloads(restart_needed=self._status.reloads.restart_needed)
         try:
             new = self._load()
-            options = client_options(new)
-        except WebhookdError as error:
-            self._metrics.reloads.labels("refused").inc()
-            self._metrics.reload_succeeded.set(0)
-            log.error("the configuration was not reloaded: %s", error)  # noqa: TRY400  it is the user's
+            options = client_options(new, self._sockets.addresses)
+        except Exception as error:
+            reloads.successful, reloads.error = False, str(error)
+            ours = isinstance(error, WebhookdError)
+            log.error(  # noqa: TRY400  what the user wrote needs no traceback
+                "the configuration was not reloaded: %s", error, exc_info=None if ours else error
+            )
         else:
             old, self._settings = self._settings, new
-            client.reconfigure(options)
+            self._client.reconfigure(options)
             logs.configure(new.log.level, new.log.format)
-            self._metrics.reloads.labels("done").inc()
-            self._metrics.reload_succeeded.set(1)
             log.info("the configuration was reloaded")
-            for key in restart_needed(old, new):
+            reloads.restart_needed = restart_needed(self._started_with, new)
+            for key in reloads.restart_needed:
                 log.warning("%s changed: it takes effect at the next start", key)
-            if new.retry.max_attempts < old.retry.max_attempts and self._orchestrator is not None:
-                tasks.start_soon(self._orchestrator.sweep, name="sweep")
+            if new.retry.max_attempts < old.retry.max_attempts:
+                self._orchestrator.limit_lowered()
+        self._status.reloads = reloads
+        self._metrics.reloads.labels("done" if reloads.successful else "refused").inc()
+        self._metrics.reload_succeeded.set(reloads.successful)
+        self._metrics.reloaded_at.set(reloads.last_at.timestamp())
         systemd.notify("READY=1")
 
 
-def client_options(settings: Settings) -> ClientOptions:
-    """What delivery needs of the settings, with everything done that can fail."""
-    delivery = settings.delivery
-    return ClientOptions(
-        policy=AddressPolicy(tuple(ip_network(network) for network in delivery.allow_networks)),
-        tls=trusted_tls(Path(delivery.ca_file) if delivery.ca_file else None),
-        max_response_bytes=delivery.max_response_bytes,
-        max_connections=delivery.concurrency,
-    )
-
-
-def restart_needed(old: Settings, new: Settings) -> list[str]:
-    """Settings that changed and are read only at the start."""
-    changed = []
-    for path in NEEDS_RESTART:
-        before: object = old
-        after: object = new
-        for name in path:
-            before, after = getattr(before, name), getattr(after, name)
-        if before != after:
-            changed.append(".".join(path))
-    return changed
-
-
 async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
-    dsn = settings.database.dsn
-    pending = await migrations.check(dsn)
-    if pending and not settings.database.auto_migrate:
+    database = settings.database
+    pending = await migrations.check(database.dsn)
+    if pending and not database.auto_migrate:
         missing = ", ".join(pending.describe())
         raise SchemaProblem(f"the database's schema is not up to date ({missing}): run `webhookd migrate`")
     if pending:
-        await migrations.migrate(dsn)
-    await Daemon(settings, load).run()
+        await migrations.migrate(database.dsn)
+    with Sockets(settings) as sockets:
+        async with Pool(database.dsn, database.pool_size) as pool:
+            await Daemon(settings, load, sockets, pool).run()
 
 
 def serve(settings: Settings, load: Callable[[], Settings]) -> None:

@@ -1,0 +1,82 @@
+-- owner: webhookd_owner
+-- Owns: what is waiting, for the gauges. Reads with its caller's rights and changes nothing.
+
+-- For each stage how much waits for it, counted up to `counted_up_to` and no further, and since when the oldest does. Never
+-- a table scan: each count walks the partial index of what still lives, whatever the history, and stops at the bound.
+--
+-- routing        events not routed yet
+-- orchestration  sagas due, of subscriptions that are active and verified
+-- retry          sagas that wait for a later time
+-- held           sagas due whose subscription is not: they wait for an operator, not for a stage
+-- delivery       jobs to be claimed; their subscriptions may be delivered to
+-- in_flight      jobs leased; the oldest by the end of its lease, so in the past where one is lost
+-- results        results not applied yet
+-- failing        endpoints that keep failing and are probed
+create or replace function webhookd.backlog(counted_up_to integer)
+returns table (stage text, waiting bigint, oldest_at timestamptz)
+language plpgsql stable
+set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+begin
+    if counted_up_to is null or counted_up_to < 1 then
+        raise exception using errcode = 'WH400', message = 'counted_up_to must be at least 1';
+    end if;
+
+    return query
+    select 'routing', (select count(*) from (select from event_routing_queue q limit counted_up_to) w),
+           (select e.created_at from events e where e.id = (select min(q.event_id) from event_routing_queue q));
+
+    -- One step of a loose scan a subscription, as in due_subscriptions.
+    return query
+    with recursive waiting (id, place) as (
+        select 0::bigint, 0
+        union all
+        select (select s.subscription_id from webhook_delivery_sagas s
+                where s.status in ('Pending', 'PendingRetry') and s.subscription_id > w.id
+                order by s.subscription_id limit 1), w.place + 1
+        from waiting w where w.id is not null and w.place < counted_up_to
+    ), known as materialized (
+        select u.id, u.active and u.verified as delivered from waiting w join subscriptions u on u.id = w.id
+    )
+    select case when g.delivered then 'orchestration' else 'held' end,
+           (select count(*) from (
+               select from known k join webhook_delivery_sagas s on s.subscription_id = k.id
+               where k.delivered = g.delivered and s.status in ('Pending', 'PendingRetry') and s.next_attempt_at <= now()
+               limit counted_up_to) c),
+           (select min(o.next_attempt_at) from known k cross join lateral (
+               select s.next_attempt_at from webhook_delivery_sagas s
+               where s.subscription_id = k.id and s.status in ('Pending', 'PendingRetry') and s.next_attempt_at <= now()
+               order by s.next_attempt_at limit 1) o
+            where k.delivered = g.delivered)
+    from (values (true), (false)) as g (delivered);
+
+    return query
+    select 'retry', (select count(*) from (
+               select from webhook_delivery_sagas s
+               where s.status in ('Pending', 'PendingRetry') and s.status = 'PendingRetry' and s.next_attempt_at > now()
+               limit counted_up_to) w), null::timestamptz;
+
+    return query
+    select 'delivery', count(*), min(w.created_at) from (
+        select j.created_at from webhook_delivery_jobs j
+        where j.status = 'Pending' and j.lease_until is null
+            and exists (select from subscriptions u where u.id = j.subscription_id and u.active and u.verified)
+        order by j.lease_until, j.id limit counted_up_to) w;
+
+    return query
+    select 'in_flight', count(*), min(w.lease_until) from (
+        select j.lease_until from webhook_delivery_jobs j
+        where j.status = 'Leased' order by j.lease_until, j.id limit counted_up_to) w;
+
+    return query
+    select 'results', count(*), min(w.finished_at) from (
+        select j.finished_at from webhook_delivery_jobs j
+        where j.status in ('Completed', 'Failed') and j.result_applied_at is null order by j.id limit counted_up_to) w;
+
+    return query
+    select 'failing', count(*), min(w.failing_since) from (
+        select h.failing_since from endpoint_health h
+        where h.failing_since is not null order by h.failing_since limit counted_up_to) w;
+end
+$$;
+grant execute on function webhookd.backlog(integer) to webhookd_reader;

@@ -1,0 +1,64 @@
+"""What waits, stage by stage, as the gauges show it."""
+
+from tests.support.flow import POLICY, Flow
+from webhookd.store import backlog
+
+# A retry is an hour away.
+LATER = POLICY._replace(base_delay_seconds=3600)
+
+
+async def waiting(flow: Flow, counted_up_to: int = 100) -> dict[str, int]:
+    """The stages for which something waits."""
+    stages = await backlog.waiting(flow.daemon, counted_up_to)
+    assert len(stages) == 8
+    for stage in stages:
+        has_age = stage.waiting > 0 and stage.stage != "retry"
+        assert (stage.oldest_at is not None) == has_age, stage
+        assert (stage.age_seconds is not None) == has_age, stage
+    return {stage.stage: stage.waiting for stage in stages if stage.waiting}
+
+
+async def test_a_delivery_is_seen_at_every_stage(flow: Flow) -> None:
+    """One event, from the routing queue to its end, with a retry between."""
+    assert await waiting(flow) == {}
+    await flow.subscribe()
+    await flow.publish()
+    assert await waiting(flow) == {"routing": 1}
+    await flow.route()
+    assert await waiting(flow) == {"orchestration": 1}
+    await flow.start()
+    assert await waiting(flow) == {"delivery": 1}
+    [lease] = await flow.claim()
+    assert await waiting(flow) == {"in_flight": 1}
+    await flow.report(lease, 500)
+    assert await waiting(flow) == {"results": 1}
+    await flow.apply(LATER, failing_after=1)
+    assert await waiting(flow) == {"retry": 1, "failing": 1}
+    [endpoint] = await backlog.failing_endpoints(flow.daemon, 10)
+    assert (endpoint.consecutive_failures, endpoint.last_error_code) == (1, "HTTP_500")
+
+
+async def test_what_is_held_waits_for_nobody(flow: Flow) -> None:
+    """A paused subscription's sagas and jobs are no stage's backlog."""
+    paused = await flow.subscribe()
+    await flow.subscribe()
+    for _ in range(3):
+        await flow.publish()
+    await flow.route()
+    await flow.start([paused], quota=1)
+    await flow.superuser.execute("update webhookd.subscriptions set active = false where id = $1", paused)
+    assert await waiting(flow) == {"orchestration": 3, "held": 2}
+
+
+async def test_counting_ends_at_the_bound(flow: Flow) -> None:
+    """However much waits, for however many."""
+    for _ in range(4):
+        await flow.subscribe()
+    for _ in range(4):
+        await flow.publish()
+    assert await waiting(flow, 3) == {"routing": 3}
+    await flow.route()
+    assert await waiting(flow, 3) == {"orchestration": 3}
+    await flow.start()
+    assert await waiting(flow, 3) == {"delivery": 3}
+    assert await waiting(flow, 100) == {"delivery": 16}

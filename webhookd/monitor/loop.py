@@ -1,0 +1,60 @@
+"""The monitor: looks every few seconds at what waits, for the gauges and for /status. Changes nothing."""
+
+import asyncio
+from datetime import datetime
+from typing import NamedTuple
+
+from webhookd.observe.metrics import Metrics
+from webhookd.store import backlog, reads
+from webhookd.store.backlog import FailingEndpoint, Waiting
+from webhookd.store.pool import Pool
+
+INTERVAL_SECONDS = 5.0
+# A count costs the same for every backlog beyond this: enough to see that a stage does not keep up.
+COUNTED_UP_TO = 10_000
+FAILING_SHOWN = 20
+# Dead rows in front, under a transaction that somebody holds open, make looking dear: then it is done rarer.
+REST = 20
+
+
+class Seen(NamedTuple):
+    """What the last look saw."""
+
+    seen_at: datetime
+    stages: list[Waiting]
+    failing: list[FailingEndpoint]
+
+
+class Monitor:
+    """Looks until it is cancelled; `seen` is None as long as the database does not answer."""
+
+    def __init__(self, pool: Pool, metrics: Metrics) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self.seen: Seen | None = None
+
+    async def run(self) -> None:
+        """Look, and rest for a while that follows from how long it took."""
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            try:
+                await self.run_once()
+            except BaseException:
+                # An old number looks like a true one.
+                self.seen = None
+                self._metrics.forget_backlog()
+                raise
+            await asyncio.sleep(max(INTERVAL_SECONDS, REST * (loop.time() - started)))
+
+    async def run_once(self) -> int:
+        """One look; how many stages it saw."""
+        async with self._pool.connection() as connection:
+            stages = await backlog.waiting(connection, COUNTED_UP_TO)
+            failing = await backlog.failing_endpoints(connection, FAILING_SHOWN)
+            seen_at = await reads.database_time(connection)
+        for stage in stages:
+            self._metrics.backlog.labels(stage.stage).set(stage.waiting)
+            self._metrics.backlog_age.labels(stage.stage).set(max(0.0, stage.age_seconds or 0.0))
+        self.seen = Seen(seen_at, stages, failing)
+        return len(stages)

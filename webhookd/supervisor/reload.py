@@ -1,0 +1,42 @@
+"""What a reload swaps, and what waits for a restart. Pure, but for the CA file that is read."""
+
+from ipaddress import ip_network
+from pathlib import Path
+
+from webhookd.config.settings import Settings
+from webhookd.outbound.addresses import AddressPolicy, IPAddress
+from webhookd.outbound.client import ClientOptions, trusted_tls
+
+# Connections beside those of deliveries, so that a subscription can be verified under full load.
+FOR_VERIFICATIONS = 16
+
+# Read once, at the start: a change is named, and waits for a restart. All else is asked for at each use.
+NEEDS_RESTART = (
+    ("database", "dsn"),
+    ("database", "pool_size"),
+    ("database", "auto_migrate"),
+    ("services", "enabled"),
+    ("api", "listen"),
+    ("api", "health_listen"),
+)
+
+
+def client_options(settings: Settings, own_addresses: frozenset[tuple[IPAddress, int]]) -> ClientOptions:
+    """What delivery needs of the settings, with everything done that can fail."""
+    delivery = settings.delivery
+    return ClientOptions(
+        policy=AddressPolicy(tuple(ip_network(network) for network in delivery.allow_networks)),
+        tls=trusted_tls(Path(delivery.ca_file) if delivery.ca_file else None),
+        own_addresses=own_addresses,
+        max_response_bytes=delivery.max_response_bytes,
+        max_connections=delivery.concurrency + FOR_VERIFICATIONS,
+    )
+
+
+def restart_needed(old: Settings, new: Settings) -> list[str]:
+    """Settings that changed and are read only at the start."""
+    return [
+        f"{section}.{key}"
+        for section, key in NEEDS_RESTART
+        if getattr(getattr(old, section), key) != getattr(getattr(new, section), key)
+    ]
