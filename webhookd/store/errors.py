@@ -43,15 +43,16 @@ def translated() -> Iterator[None]:
 
 def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError:
     sqlstate: str = error.sqlstate or ""
+    message = error.message or str(error)  # a connection that ended has none from the server
     if sqlstate in _REFUSALS:
-        return Refused(_REFUSALS[sqlstate], str(error.message), error.detail, error.hint)
+        return Refused(_REFUSALS[sqlstate], message, error.detail, error.hint)
     if sqlstate[:2] == _LOGIN_CLASS:
-        return DatabaseUnavailable(f"the database refused this login: {error.message}")
+        return DatabaseUnavailable(f"the database refused this login: {message}")
     if sqlstate[:2] in _UNAVAILABLE_CLASSES or sqlstate in _NOT_WRITABLE:
-        return DatabaseUnavailable(f"database unavailable: {error.message}")
+        return DatabaseUnavailable(f"database unavailable: {message}")
     if sqlstate in _BUSY:
-        return DatabaseBusy(f"database busy: {error.message}")
-    return DatabaseFault(f"unexpected database error {sqlstate}: {error.message}")
+        return DatabaseBusy(f"database busy: {message}")
+    return DatabaseFault(f"unexpected database error {sqlstate}: {message}")
 
 
 def _plainly(error: Exception) -> str:

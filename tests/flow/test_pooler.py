@@ -1,0 +1,54 @@
+"""Behind a pooler in transaction mode: no LISTEN, nothing kept in a session, and everything works."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.flow.conftest import MakeDaemon
+from tests.flow.test_lifecycle import COMPLETED, publish_many, receipts
+from tests.support.database import Database
+from tests.support.endpoint import Endpoint
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.pooler import PgBouncer, Pooler, RotatingPooler
+from tests.support.waiting import until
+from webhookd.store import subscriptions
+
+POOLERS: list[type[Pooler]] = [RotatingPooler, *([PgBouncer] if PgBouncer.is_installed() else [])]
+
+
+@pytest.mark.parametrize("kind", POOLERS)
+async def test_it_lives_on_polling_alone(
+    flow: Flow, database: Database, endpoint: Endpoint, make_daemon: MakeDaemon, kind: type[Pooler]
+) -> None:
+    """Deliveries, a retry, a dead letter and the API: each call meets the session of another."""
+    created = await subscriptions.create(flow.daemon, EVENT_TYPE, endpoint.url("/good"))
+    await flow.verify(created.subscription_id)
+    bad = await subscriptions.create(flow.daemon, "bad.type", endpoint.url("/bad"), max_attempts=2)
+    await flow.verify(bad.subscription_id)
+    endpoint.answer(500, path="/bad")
+    async with kind(database.dsn("daemon")) as pooler:
+        daemon = await make_daemon(database={"dsn": pooler.dsn}).start()
+        await publish_many(flow, 300, [EVENT_TYPE])
+        await flow.publish("bad.type")
+        await until(flow.daemon, COMPLETED, 300)
+        await until(flow.daemon, "select exists (select from webhookd.dead_letters)")
+        assert len(endpoint.requests_for("/bad")) == 2
+        assert set(receipts(endpoint).values()) == {1, 2}
+
+        # Not in this loop, in which the pooler lives.
+        event = {"event_type": EVENT_TYPE, "payload": {"n": 1}}
+        accepted = await asyncio.to_thread(daemon.post, "/v1/events", event)
+        assert accepted[0] == 202, accepted
+        await endpoint.received(301, "/good")
+        path = f"/v1/events/{json.loads(accepted[1])['id']}"
+        status, deliveries = await asyncio.to_thread(daemon.get, path)
+        assert (status, len(json.loads(deliveries)["deliveries"])) == (200, 1)
+
+        await daemon.until(lambda: daemon.logged("LISTEN has no effect"), "deaf")
+        assert daemon.logged("behind a pooler")
+        assert daemon.get("/readyz")[0] == 200
+        assert daemon.metric("webhookd_service_restarts_total") == 0
+        assert daemon.metric("webhookd_database_up") == 1
+        daemon.sigterm()
+        assert await daemon.ended() == 0
