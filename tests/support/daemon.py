@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -99,10 +100,19 @@ class DaemonProcess:
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
-        lines = self.get("/metrics")[1].decode().splitlines()
-        return sum(
-            float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name
-        )
+        return sum(value for _, value in self._samples(name))
+
+    def labelled(self, name: str, **labels: str) -> float:
+        """The sum of those samples that have these labels."""
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        return sum(value for found, value in self._samples(name) if wanted <= found)
+
+    def _samples(self, name: str) -> Iterator[tuple[set[str], float]]:
+        for line in self.get("/metrics")[1].decode().splitlines():
+            sample, _, value = line.rpartition(" ")
+            found, _, labels = sample.partition("{")
+            if found == name:
+                yield set(labels.rstrip("}").split(",")), float(value)
 
     def logged(self, message: str) -> list[dict[str, Any]]:
         """The log lines with this message in them."""

@@ -130,6 +130,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def problems(settings: Settings) -> list[str]:
     """What is wrong between fields, each of which may be right by itself."""
     found = _problems_of_api(settings.api)
+    if settings.api.listen == settings.api.health_listen and "api" in settings.services.enabled:
+        found.append("api.health_listen must be another address than api.listen, which serves the same")
     delivery = settings.delivery
     if delivery.lease_seconds < delivery.timeout_seconds + 5:
         # A request may take its whole timeout, and its report a moment more, while the lease runs.
@@ -169,8 +171,6 @@ def _problems_of_api(api: ApiSettings) -> list[str]:
         if not api.tokens and not is_loopback(address):
             # Without tokens everything is allowed to whoever can connect.
             found.append(f"api.{key} must be a loopback address as long as api.tokens is empty")
-    if api.listen == api.health_listen:
-        found.append("api.health_listen must be another address than api.listen, which serves the same")
     names = [token.name for token in api.tokens]
     found += [f"api.tokens: {name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
     return found

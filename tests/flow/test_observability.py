@@ -1,0 +1,181 @@
+"""What an operator sees of an instance: /readyz, /status, /metrics, and its log."""
+
+import json
+from typing import Any
+
+from tests.flow.conftest import MakeDaemon
+from tests.flow.test_scenarios import subscribed
+from tests.support.daemon import DaemonProcess
+from tests.support.endpoint import Endpoint
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.waiting import until
+from webhookd.store import events, subscriptions
+
+
+def status_of(daemon: DaemonProcess) -> Any:
+    """What /status says."""
+    return json.loads(daemon.get("/status")[1])
+
+
+def backlog_of(daemon: DaemonProcess) -> dict[str, int]:
+    """Where something waits, by /status."""
+    backlog = status_of(daemon)["backlog"]
+    return {stage["stage"]: stage["waiting"] for stage in backlog["stages"] if stage["waiting"]}
+
+
+async def test_the_backlog_is_seen(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """Without a router, events wait to be routed: in the gauges and in /status, with their age."""
+    await flow.publish()
+    await flow.publish()
+    daemon = await make_daemon(services={"enabled": ["api"]}).start()
+    await daemon.until(lambda: daemon.labelled("webhookd_backlog", stage="routing") == 2, "seen")
+    assert backlog_of(daemon) == {"routing": 2}
+    assert daemon.labelled("webhookd_backlog_oldest_age_seconds", stage="routing") > 0
+    assert daemon.labelled("webhookd_backlog_oldest_age_seconds", stage="results") == 0
+
+
+async def test_a_failing_endpoint_is_seen(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """It is named, with its error; and no more when it has answered."""
+    created = await subscribed(flow, endpoint)
+    endpoint.answer(503)
+    daemon = await make_daemon(orchestration={"failing_after": 2}, retry={"max_attempts": 1000}).start()
+    await flow.publish()
+    await daemon.until(lambda: status_of(daemon)["failing_endpoints"], "failing")
+    [failing] = status_of(daemon)["failing_endpoints"]
+    assert failing["subscription_id"] == created.subscription_id
+    assert failing["last_error_code"] == "HTTP_503"
+    assert daemon.labelled("webhookd_delivery_attempts_total", outcome="HTTP_5xx") >= 2
+    endpoint.answer(200)
+    await daemon.until(lambda: status_of(daemon)["failing_endpoints"] == [], "answering")
+    assert daemon.labelled("webhookd_delivery_attempts_total", outcome="delivered") == 1
+
+
+async def test_a_dead_letter_is_logged_with_its_correlation_id(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """From the publisher to the endpoint's header and to every line about it."""
+    await subscribed(flow, endpoint)
+    endpoint.answer(500)
+    daemon = await make_daemon(retry={"max_attempts": 1}).start()
+    [accepted] = await events.publish(flow.daemon, [events.NewEvent(EVENT_TYPE, "{}", None, "trace-7")])
+    await daemon.until(lambda: daemon.logged("dead-lettered"), "dead-lettered")
+    [attempt], [letter] = daemon.logged("attempt failed"), daemon.logged("dead-lettered")
+    for line in (attempt, letter):
+        assert (line["event_id"], line["correlation_id"]) == (accepted.id, "trace-7")
+        assert line["error_code"] == "HTTP_500"
+        assert {"saga_id", "job_id", "subscription_id"} <= set(line)
+    assert {"worker_id", "lease_expiration", "duration_ms"} <= set(attempt)
+    assert endpoint.requests[0].headers["webhook-correlation-id"] == "trace-7"
+
+
+async def test_a_draining_instance_is_alive_and_not_ready(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """Balancers send it nothing more while its last request ends."""
+    await subscribed(flow, endpoint)
+    endpoint.hang()
+    daemon = await make_daemon(delivery={"timeout_seconds": 2.0}, retry={"max_attempts": 1}).start()
+    await flow.publish()
+    await endpoint.received(1)
+    daemon.sigterm()
+    await daemon.until(lambda: daemon.logged("draining"), "draining")
+    assert (daemon.get("/readyz")[0], daemon.get("/healthz")[0]) == (503, 200)
+    assert status_of(daemon)["draining"] is True
+    assert await daemon.ended() == 0
+    jobs = await flow.daemon.fetch("select status, error_code from webhookd.webhook_delivery_jobs")
+    assert [tuple(job) for job in jobs] == [("Failed", "TIMEOUT")]
+
+
+async def test_health_has_an_address_of_its_own(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """An instance without the API can be asked how it does, and nothing else."""
+    daemon = make_daemon(services={"enabled": ["routing"]})
+    daemon.configure(api={"health_listen": f"127.0.0.1:{daemon.port}"})
+    await daemon.start()
+    assert daemon.get("/healthz")[0] == 200
+    assert daemon.get("/v1/events")[0] == 404
+    assert [one["name"] for one in status_of(daemon)["services"]] == [
+        "listener",
+        "announcer",
+        "monitor",
+        "health",
+        "routing",
+    ]
+    await flow.publish()
+    await until(flow.daemon, "select not exists (select from webhookd.event_routing_queue)")
+
+
+async def test_no_delivery_goes_to_the_daemon_itself(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """Its own address is refused before it is dialled, whatever networks are allowed."""
+    daemon = await make_daemon(retry={"max_attempts": 1}).start()
+    created = await subscriptions.create(
+        flow.daemon, EVENT_TYPE, f"https://127.0.0.1:{daemon.port}/v1/events"
+    )
+    await flow.verify(created.subscription_id)
+    await flow.publish()
+    await until(flow.daemon, "select exists (select from webhookd.dead_letters)")
+    assert (
+        await flow.daemon.fetchval("select final_error_code from webhookd.dead_letters") == "ADDRESS_BLOCKED"
+    )
+    assert daemon.metric("webhookd_dials_total") == 0
+    assert daemon.metric("webhookd_dials_blocked_total") == 1
+
+
+async def test_one_report_that_cannot_be_stored_holds_up_no_other(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """It should not exist; if it does, it is logged and counted, and the others are stored."""
+    await subscribed(flow, endpoint)
+    unlucky = await flow.publish()
+    await flow.superuser.execute(
+        f"""
+        create function public.refuse() returns trigger language plpgsql as $$
+        begin
+            if new.finished_at is not null and exists (select from webhookd.webhook_delivery_sagas s
+                                                       where s.id = new.saga_id and s.event_id = {unlucky})
+            then
+                raise exception 'no';
+            end if;
+            return new;
+        end
+        $$;
+        create trigger a_refusal before update on webhookd.webhook_delivery_jobs
+            for each row execute function public.refuse();
+        """
+    )
+    daemon = await make_daemon().start()
+    for _ in range(20):
+        await flow.publish()
+    await until(
+        flow.daemon, "select count(*) = 20 from webhookd.webhook_delivery_sagas where status = 'Completed'"
+    )
+    assert daemon.labelled("webhookd_delivery_reports_total", verdict="unstorable") == 1
+    [line] = daemon.logged("cannot be stored")
+    assert line["event_id"] == unlucky
+    assert daemon.metric("webhookd_service_restarts_total") == 0
+
+
+async def test_a_claim_under_way_at_sigterm_is_not_lost(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """What the last claim got is sent and reported: no lease is left behind."""
+    await subscribed(flow, endpoint)
+    await flow.publish()
+    await flow.route()
+    daemon = await make_daemon(services={"enabled": ["api", "delivery"]}).start()
+    async with flow.superuser.transaction():
+        await flow.superuser.execute("lock table webhookd.webhook_delivery_jobs in access exclusive mode")
+        await flow.superuser.execute(
+            "select webhookd.start_due_sagas(array_agg(id), array[1], array[null::timestamptz],"
+            " array[null::bigint], 1, 1) from webhookd.subscriptions"
+        )
+        await until(
+            flow.daemon,
+            "select exists (select from pg_stat_activity where query like '%claim_jobs%'"
+            " and $1 = any(pg_blocking_pids(pid)))",
+            flow.superuser.get_server_pid(),
+        )
+        daemon.sigterm()
+        await daemon.until(lambda: daemon.logged("draining"), "draining")
+    assert await daemon.ended() == 0
+    assert len(endpoint.requests) == 1
+    assert await flow.daemon.fetchval("select status from webhookd.webhook_delivery_jobs") == "Completed"
