@@ -12,6 +12,7 @@ from webhookd.model.errors import DatabaseUnavailable
 from webhookd.store.bells import Bells, Work
 from webhookd.store.connection import Connection, connected
 from webhookd.store.errors import translated
+from webhookd.store.pool import Pool
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,9 @@ DEAF_INTERVAL_SECONDS = 60.0
 class Listener:
     """Listens until it is cancelled."""
 
-    def __init__(self, dsn: str, bells: Bells) -> None:
+    def __init__(self, dsn: str, pool: Pool, bells: Bells) -> None:
         self._dsn = dsn
+        self._pool = pool
         self._bells = bells
         self._deaf_said = False
 
@@ -54,5 +56,7 @@ class Listener:
                 raise DatabaseUnavailable("the listener's connection does not answer") from error
         return set(channels) >= {work.value for work in Work}
 
-    def _heard(self, _: object, __: int, channel: str, ___: object) -> None:
-        self._bells.hear(Work(channel))
+    def _heard(self, _: object, process_id: int, channel: str, __: object) -> None:
+        # Our own wake-ups were rung in memory.
+        if not self._pool.has_process(process_id):
+            self._bells.hear(Work(channel))

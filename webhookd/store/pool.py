@@ -43,6 +43,7 @@ class Pool:
         self._dsn = dsn
         self._size = size
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._process_ids: set[int] = set()
         self.available = False  # as the last use has shown
 
     async def __aenter__(self) -> Self:
@@ -59,6 +60,7 @@ class Pool:
                 command_timeout=COMMAND_TIMEOUT_SECONDS,
                 statement_cache_size=0 if pooled else STATEMENTS_KEPT,
                 server_settings={"application_name": "webhookd"} | ({} if pooled else SESSION_SETTINGS),
+                init=self._opened,
                 reset=_nothing_to_reset,
             )
         self.available = True
@@ -70,6 +72,15 @@ class Pool:
         if self._pool is not None:
             # Not close(): that waits for connections in use, and a stalled server would keep us here.
             self._pool.terminate()
+
+    def has_process(self, process_id: int) -> bool:
+        """Whether this process of the server is one of ours: what it notifies, we know."""
+        return process_id in self._process_ids
+
+    async def _opened(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        process_id = connection.get_server_pid()
+        self._process_ids.add(process_id)
+        connection.add_termination_listener(lambda _: self._process_ids.discard(process_id))
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:

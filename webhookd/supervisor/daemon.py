@@ -128,7 +128,7 @@ class Daemon:
             "reaper": [Service("reaper", Reaper(pool, bells, metrics, current).run)],
         }
         services = [
-            Service("listener", Listener(self._started_with.database.dsn, bells).run),
+            Service("listener", Listener(self._started_with.database.dsn, pool, bells).run),
             Service("announcer", lambda: bells.announce(pool)),
             Service("monitor", self._monitor.run),
         ]
