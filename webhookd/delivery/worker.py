@@ -67,8 +67,8 @@ class Worker:
                 self._mark = 0
                 forget_at = loop.time() + interval_seconds
             concurrency = self._settings().delivery.concurrency
-            free = concurrency - self._slots.in_flight
-            if free <= 0 or self._reporter.waiting > concurrency:
+            free = self._slots.free(concurrency)
+            if not free or self._reporter.waiting > concurrency:
                 self._freed.clear()
                 with anyio.move_on_after(interval_seconds):
                     await self._freed.wait()
@@ -90,7 +90,7 @@ class Worker:
                 wanted,
                 settings.lease_seconds,
                 settings.subscription_concurrency,
-                self._slots.busy,
+                self._slots.busy(settings.subscription_concurrency),
                 self._mark,
             )
             if not leases:
@@ -110,7 +110,7 @@ class Worker:
         return len(leases)
 
     def _start(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
-        self._slots.take(lease.subscription_id)
+        self._slots.take(lease.subscription_id, len(delivery.payload))
         self._metrics.in_flight.set(self._slots.in_flight)
         task = asyncio.create_task(self._deliver(lease, delivery, asked_at))
         self._sending.add(task)
@@ -148,7 +148,7 @@ class Worker:
             )
             self._reporter.put(Finished(lease, report))
         finally:
-            self._slots.give_back(lease.subscription_id)
+            self._slots.give_back(lease.subscription_id, len(delivery.payload))
             self._metrics.in_flight.set(self._slots.in_flight)
             self._freed.set()
 

@@ -21,6 +21,7 @@ MAX_GROUP_EVENTS = 500
 MAX_GROUP_CHARACTERS = 4 * 1024 * 1024
 # What may wait. Past it the database does not keep up, and saying so at once is kinder.
 MAX_WAITING = 10_000
+MAX_WAITING_CHARACTERS = 64 * 1024 * 1024
 # A key of a transaction still open holds its group up for the first, and then itself alone for the second.
 GROUP_LOCK_TIMEOUT_SECONDS = 0.1
 ALONE_LOCK_TIMEOUT_SECONDS = 1.0
@@ -56,15 +57,17 @@ class GroupCommit:
         self._metrics = metrics
         self._places = count()
         self._waiting: dict[int, _Member] = {}
+        self._waiting_characters = 0
         self._alone = asyncio.Semaphore(ALONE_CONCURRENCY)
         self._committing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def publish(self, event: NewEvent) -> Accepted:
         """Store one event; returns after its commit."""
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= MAX_WAITING or self._waiting_characters >= MAX_WAITING_CHARACTERS:
             raise DatabaseUnavailable("too many events wait to be stored")
         place = next(self._places)
+        self._waiting_characters += len(event.payload)
         self._waiting[place] = member = _Member(event)
         if self._committing is None or self._committing.done():
             self._committing = self._start(self._commit_all())
@@ -75,6 +78,7 @@ class GroupCommit:
             raise DatabaseUnavailable("the database did not answer in time") from error
         finally:
             self._waiting.pop(place, None)
+            self._waiting_characters -= len(event.payload)
 
     async def close(self) -> None:
         """End what is under way; callers were answered, or are gone."""
