@@ -114,6 +114,16 @@ class DaemonProcess:
             if found == name:
                 yield set(labels.rstrip("}").split(",")), float(value)
 
+    def memory_mb(self) -> float:
+        """What it has in memory now."""
+        status = Path(f"/proc/{self.process.pid}/status")
+        if status.is_file():
+            [kilobytes] = [line.split()[1] for line in status.read_text().splitlines() if "VmRSS:" in line]
+        else:
+            command = ["ps", "-o", "rss=", "-p", str(self.process.pid)]
+            kilobytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return int(kilobytes) / 1024
+
     def logged(self, message: str) -> list[dict[str, Any]]:
         """The log lines with this message in them."""
         lines = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]

@@ -1,0 +1,38 @@
+"""A daemon's memory follows what is under way, not what waits."""
+
+from tests.flow.conftest import MakeDaemon
+from tests.support.endpoint import Endpoint
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.waiting import until
+from webhookd.store import subscriptions
+
+EVENTS = 5000
+SUBSCRIPTIONS = 10
+PAYLOAD = '{"text": "' + "x" * 4000 + '"}'
+# All of it loaded would be 200 MB of payloads alone. Seen: 16 MB.
+GROWTH_BOUND_MB = 60
+
+
+async def test_a_backlog_is_not_held_in_memory(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """50,000 deliveries wait, of which a few hundred are under way and do not end."""
+    for number in range(SUBSCRIPTIONS):
+        created = await subscriptions.create(flow.daemon, EVENT_TYPE, endpoint.url(f"/{number}"))
+        await flow.verify(created.subscription_id)
+    endpoint.hang()
+    daemon = await make_daemon(log={"level": "info"}).start()
+    before_mb = daemon.memory_mb()
+    await flow.superuser.execute(
+        "select count(webhookd.publish($1, $2::json)) from generate_series(1, $3)",
+        EVENT_TYPE,
+        PAYLOAD,
+        EVENTS,
+    )
+    await endpoint.received(200)
+    await until(
+        flow.daemon, "select count(*) = $1 from webhookd.webhook_delivery_sagas", EVENTS * SUBSCRIPTIONS
+    )
+    await daemon.until(lambda: daemon.labelled("webhookd_backlog", stage="orchestration") == 10_000, "seen")
+    grown_mb = daemon.memory_mb() - before_mb
+    assert grown_mb < GROWTH_BOUND_MB, grown_mb
