@@ -1,19 +1,70 @@
-"""What a worker may still begin."""
+"""How a worker's slots are shared."""
+
+import pytest
 
 from webhookd.delivery.slots import MAX_HELD, MAX_HELD_BY_ONE, Slots
 
 
-def test_requests_and_payloads_are_counted_by_subscription() -> None:
-    """What was taken is busy until it is given back, and then forgotten."""
+def claim(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int = 64) -> int:
+    """Take what a claim would get, going round those who want without end; how much that was."""
+    room = slots.room(concurrency, of_one)
+    left = {one: max(0, room.limit_of_one - room.busy.get(one, 0)) for one in wanting}
+    taken = 0
+    while taken < room.wanted and any(left.values()):
+        for one in wanting:
+            if left[one] and taken < room.wanted:
+                slots.take(one, 1)
+                left[one] -= 1
+                taken += 1
+    return taken
+
+
+def fill(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int = 64) -> None:
+    """Claim until there is no room."""
+    while claim(slots, wanting, concurrency, of_one):
+        pass
+
+
+def in_flight(slots: Slots) -> dict[int, int]:
+    """By subscription."""
+    return slots.room(1_000_000, 1_000_000).busy
+
+
+def test_one_subscription_gets_its_bound() -> None:
+    """Alone it is held back by nothing else."""
     slots = Slots()
-    slots.take(1, 10)
-    slots.take(1, 10)
-    slots.take(2, 10)
-    assert slots.busy(64) == {1: 2, 2: 1}
-    assert (slots.in_flight, slots.free(5), slots.free(3), slots.free(2)) == (3, 2, 0, 0)
-    slots.give_back(1, 10)
-    slots.give_back(2, 10)
-    assert slots.busy(64) == {1: 1}
+    fill(slots, [1])
+    assert in_flight(slots) == {1: 64}
+    assert slots.room(200, 64).leaves_out
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_endpoints_that_hang_leave_room_for_others(together: bool) -> None:
+    """At once, or one after another: a newcomer gets something."""
+    slots = Slots()
+    hanging = list(range(12))
+    for wanting in [hanging] if together else [[one] for one in hanging]:
+        fill(slots, wanting)
+    assert slots.in_flight >= 150
+    assert claim(slots, [100]) > 0
+
+
+def test_many_use_all() -> None:
+    """Where nobody has much, nothing is kept from them."""
+    slots = Slots()
+    fill(slots, list(range(100)))
+    assert slots.in_flight == 200
+
+
+def test_a_single_slot_is_used() -> None:
+    """Also by one after another."""
+    slots = Slots()
+    fill(slots, [1, 2], concurrency=1)
+    assert in_flight(slots) == {1: 1}
+    assert slots.room(1, 64).wanted == 0
+    slots.give_back(1, 1)
+    fill(slots, [2], concurrency=1)
+    assert in_flight(slots) == {2: 1}
 
 
 def test_a_subscription_of_large_payloads_is_full_before_its_slots_are() -> None:
@@ -21,17 +72,18 @@ def test_a_subscription_of_large_payloads_is_full_before_its_slots_are() -> None
     slots = Slots()
     slots.take(1, MAX_HELD_BY_ONE - 1)
     slots.take(2, 10)
-    assert slots.busy(64) == {1: 1, 2: 1}
+    assert slots.room(200, 64).busy == {1: 1, 2: 1}
     slots.take(1, 1)
-    assert slots.busy(64) == {1: 64, 2: 1}
+    assert slots.room(200, 64).busy == {1: 64, 2: 1}
     slots.give_back(1, 1)
-    assert slots.busy(64) == {1: 1, 2: 1}
+    assert slots.room(200, 64).busy == {1: 1, 2: 1}
 
 
 def test_payloads_of_all_are_bounded_too() -> None:
     """However many slots are free."""
     slots = Slots()
     slots.take(1, MAX_HELD)
-    assert slots.free(1000) == 0
+    assert slots.room(1000, 64).wanted == 0
     slots.give_back(1, MAX_HELD)
-    assert slots.free(1000) == 1000
+    assert slots.room(1000, 64).wanted == 750
+    assert in_flight(slots) == {}

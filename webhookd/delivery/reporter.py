@@ -6,6 +6,7 @@ the token makes a second one harmless.
 
 import asyncio
 import logging
+from itertools import islice
 from typing import Final, NamedTuple
 
 from webhookd.model.errors import DatabaseUnavailable
@@ -37,14 +38,18 @@ class Reporter:
         self._bells = bells
         self._hints = hints
         self._metrics = metrics
-        self._waiting: list[Finished] = []
+        self._waiting: dict[int, Finished] = {}  # by job
         self._something: Final = asyncio.Event()
         self._nothing: Final = asyncio.Event()
         self._nothing.set()
 
     def put(self, finished: Finished) -> None:
-        """Report this with the next batch. The worker claims no more while too many wait."""
-        self._waiting.append(finished)
+        """Report this with the next batch. The worker claims no more while too many wait.
+
+        In place of what an earlier lease of the job left here: when reports fail for longer than a lease, the
+        reaper takes the job back, and this worker may get it again. The earlier token is stale by then.
+        """
+        self._waiting[finished.lease.job_id] = finished
         self._nothing.clear()
         self._something.set()
 
@@ -61,26 +66,48 @@ class Reporter:
         """Report what there is, for ever."""
         while True:
             await self._something.wait()
-            batch = self._waiting[:MAX_BATCH]
+            batch = list(islice(self._waiting.values(), MAX_BATCH))
             await self._report_all(batch)
-            del self._waiting[: len(batch)]
+            for finished in batch:
+                # Not what a later lease has put in its place meanwhile.
+                if self._waiting[finished.lease.job_id] is finished:
+                    del self._waiting[finished.lease.job_id]
             if not self._waiting:
                 self._something.clear()
                 self._nothing.set()
 
     async def _report_all(self, batch: list[Finished]) -> None:
-        """One that the database cannot store, which should not exist, must not hold up the others."""
+        """One that the database cannot store, which should not exist, must not hold up the others.
+
+        It is known by the others: where none can be stored the fault is not theirs, and all are tried again.
+        """
         try:
             await self.report(batch)
         except DatabaseUnavailable:
             raise
         except Exception:
-            if len(batch) > 1:
-                for one in batch:
-                    await self._report_all([one])
-                return
-            self._metrics.reports.labels("unstorable").inc()
-            log.exception("a report cannot be stored: its lease will expire", extra=_fields(batch[0]))
+            unstorable = await self._report_each(batch)
+            if len(unstorable) == len(batch):
+                raise
+            for finished, error in unstorable:
+                self._metrics.reports.labels("unstorable").inc()
+                log.exception(
+                    "a report cannot be stored: its lease will expire",
+                    exc_info=error,
+                    extra=_fields(finished),
+                )
+
+    async def _report_each(self, batch: list[Finished]) -> list[tuple[Finished, Exception]]:
+        """One by one; those that were refused, and why."""
+        refused: list[tuple[Finished, Exception]] = []
+        for finished in batch:
+            try:
+                await self.report([finished])
+            except DatabaseUnavailable:
+                raise
+            except Exception as error:  # whatever it is, it is this one's
+                refused.append((finished, error))
+        return refused
 
     async def report(self, batch: list[Finished]) -> None:
         """One batch: its verdicts are counted, and what was accepted is the orchestrator's."""

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from webhookd.outbound.headers import HeaderProblem, check_headers
 from webhookd.outbound.signatures import sign
 from webhookd.store.jobs import Delivery, Lease
 
@@ -21,7 +22,10 @@ def build_request(lease: Lease, delivery: Delivery, timestamp: int) -> Request:
     body = delivery.payload.encode()
     message_id = f"evt_{lease.event_id}"
     # A subscription's own headers first: none of them can take the place of ours.
-    headers: dict[str, str] = msgspec.json.decode(delivery.headers, type=dict[str, str])
+    headers = check_headers(msgspec.json.decode(delivery.headers, type=dict[str, str]))
+    if isinstance(headers, HeaderProblem):
+        # The API stores none such; but a row may come from elsewhere, and some of them frame the request.
+        raise ValueError(f"the subscription's headers cannot be sent: {headers.detail}")  # noqa: TRY004
     headers |= {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),

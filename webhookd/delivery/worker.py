@@ -11,10 +11,10 @@ from typing import Final
 
 import anyio
 
-from webhookd.config.settings import DeliverySettings, Settings
+from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Finished, Reporter
 from webhookd.delivery.request import build_request
-from webhookd.delivery.slots import Slots
+from webhookd.delivery.slots import Room, Slots
 from webhookd.observe.metrics import Metrics
 from webhookd.outbound.client import GuardedClient
 from webhookd.outbound.outcome import Failure, Outcome
@@ -53,6 +53,7 @@ class Worker:
         self._sending: set[asyncio.Task[None]] = set()
         self._claiming: Final = asyncio.Lock()
         self._freed: Final = asyncio.Event()
+        self._leaves_out = False
         self._draining = False
         self._mark = 0
 
@@ -66,38 +67,39 @@ class Worker:
                 # A job that was reset, released or committed late lies behind the mark.
                 self._mark = 0
                 forget_at = loop.time() + interval_seconds
-            concurrency = self._settings().delivery.concurrency
-            free = self._slots.free(concurrency)
-            if not free or self._reporter.waiting > concurrency:
+            settings = self._settings().delivery
+            room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
+            if not room.wanted or self._reporter.waiting > settings.concurrency:
                 self._freed.clear()
                 with anyio.move_on_after(interval_seconds):
                     await self._freed.wait()
-            elif not await self.run_once(min(free, MAX_CLAIM)):
+            elif not await self.run_once(room):
                 await self._bells.wait(Work.JOBS, timeout_seconds=max(0.0, forget_at - loop.time()))
 
-    async def run_once(self, wanted: int) -> int:
+    async def run_once(self, room: Room) -> int:
         """One claim, sent; how many jobs it got."""
         async with self._claiming:
-            return 0 if self._draining else await self._claim(wanted)
+            return 0 if self._draining else await self._claim(room)
 
-    async def _claim(self, wanted: int) -> int:
+    async def _claim(self, room: Room) -> int:
         settings = self._settings().delivery
+        self._leaves_out = room.leaves_out
         asked_at = time.monotonic()
         async with self._pool.connection() as connection:
             leases = await jobs.claim(
                 connection,
                 self._worker_id,
-                wanted,
+                min(room.wanted, MAX_CLAIM),
                 settings.lease_seconds,
-                settings.subscription_concurrency,
-                self._slots.busy(settings.subscription_concurrency),
+                room.limit_of_one,
+                room.busy,
                 self._mark,
             )
             if not leases:
                 return 0
             self._mark = leases[0].resume_from
             deliveries = {delivery.job_id: delivery for delivery in await jobs.load(connection, leases)}
-            if _too_late(asked_at, settings):
+            if _too_late(leases[0], asked_at, settings.timeout_seconds):
                 log.warning("too late to send: the leases may end first", extra={"jobs": len(leases)})
                 deliveries = {}
             for lease in leases:
@@ -151,10 +153,15 @@ class Worker:
             self._slots.give_back(lease.subscription_id, len(delivery.payload))
             self._metrics.in_flight.set(self._slots.in_flight)
             self._freed.set()
+            if self._leaves_out:
+                # Jobs may wait for this slot alone, and nobody else rings for them.
+                self._bells.ring_here(Work.JOBS)
 
     async def _send(self, lease: Lease, delivery: Delivery, asked_at: float) -> Outcome | None:
         settings = self._settings().delivery
-        if _too_late(asked_at, settings):  # once more, for this process may have been stopped meanwhile
+        if _too_late(
+            lease, asked_at, settings.timeout_seconds
+        ):  # once more, for this process may have been stopped meanwhile
             log.warning("too late to send: the lease may end first", extra={"job_id": lease.job_id})
             return None
         try:
@@ -190,12 +197,13 @@ class Worker:
             )
 
 
-def _too_late(asked_at: float, settings: DeliverySettings) -> bool:
+def _too_late(lease: Lease, asked_at: float, timeout_seconds: float) -> bool:
     """Whether a request begun now might outlast its lease.
 
     Counted from before the claim was sent, so never longer than the database counts.
     """
-    return asked_at + settings.lease_seconds - time.monotonic() < settings.timeout_seconds
+    lease_seconds = (lease.lease_until - lease.claimed_at).total_seconds()
+    return asked_at + lease_seconds - time.monotonic() < timeout_seconds
 
 
 def _error_class(outcome: Outcome) -> str:

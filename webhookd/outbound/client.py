@@ -90,8 +90,7 @@ class GuardedClient:
 
     def __init__(self, options: ClientOptions, lookup: Lookup | None = None) -> None:
         self.counters = Counters()
-        self._system_lookup = SystemLookup()  # without a thread until it is used
-        self._lookup: Lookup = lookup or self._system_lookup
+        self._lookup: Lookup = lookup or SystemLookup()
         self._generation = _Generation(options, self._lookup, self.counters)
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -128,7 +127,6 @@ class GuardedClient:
         for task in list(self._retiring):
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
-        self._system_lookup.close()
 
 
 class _Generation:

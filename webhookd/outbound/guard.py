@@ -5,10 +5,11 @@ is dialled; the socket factory sees every address really dialled, also those tha
 """
 
 import asyncio
+import contextlib
 import errno
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import chain, zip_longest
@@ -21,9 +22,9 @@ from webhookd.outbound.addresses import AddressPolicy, IPAddress, unmapped
 # A name with five hundred addresses, each a black hole, must not be dialled five hundred times.
 MAX_ADDRESSES_TRIED = 4
 
-# getaddrinfo blocks a thread until it gives up, long after our deadline. A pool apart keeps slow names from
-# taking the threads of everyone else.
-_LOOKUP_THREADS = 16
+# getaddrinfo blocks a thread until it gives up, long after our deadline: a name that DNS never answers keeps
+# one, so there are many. Lookups of one name are one (the connector's cache joins them).
+_LOOKUP_THREADS = 512
 
 # What aiohttp hands a socket factory, and aiohappyeyeballs' own name for it.
 AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
@@ -107,17 +108,38 @@ class GuardedResolver(AbstractResolver):
 
 
 class SystemLookup:
-    """The machine's own resolver, in threads of its own."""
+    """The machine's own resolver: a thread for each name, for getaddrinfo cannot be told to give up."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, "webhookd-dns")
+        self._threads = 0
 
     async def __call__(self, host: str, port: int) -> list[str]:
+        if self._threads >= _LOOKUP_THREADS:
+            raise socket.gaierror(socket.EAI_AGAIN, "too many names are being looked up")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _look_up, host, port)
+        answer: asyncio.Future[list[str]] = loop.create_future()
+        self._threads += 1
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        def look_up() -> None:
+            try:
+                found: list[str] | Exception = _look_up(host, port)
+            except Exception as error:  # it is whoever asked that is to see it
+                found = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._hand_over, answer, found)
+
+        # Not of a pool: the interpreter waits at its end for a pool's threads, also for one that hangs.
+        threading.Thread(target=look_up, name="webhookd-dns", daemon=True).start()
+        return await answer
+
+    def _hand_over(self, answer: "asyncio.Future[list[str]]", found: list[str] | Exception) -> None:
+        self._threads -= 1
+        if answer.done():
+            return
+        if isinstance(found, Exception):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
 
 
 def _look_up(host: str, port: int) -> list[str]:

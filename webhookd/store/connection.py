@@ -40,8 +40,11 @@ async def connected(dsn: str) -> AsyncIterator[Connection]:
             ) from error
         try:
             yield connection
-        finally:
-            await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+        except BaseException:
+            # Not close(): a server that does not answer would keep us here, and hide what happened.
+            connection.terminate()
+            raise
+        await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
 
 
 async def is_pooled(connection: Connection) -> bool:

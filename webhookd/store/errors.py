@@ -33,10 +33,10 @@ def translated() -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         raise _of_postgres(error) from error
-    except (asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
         if isinstance(error, asyncpg.ClientConfigurationError):
             raise ConfigurationError(f"database.dsn cannot be used: {error}") from error
-        if isinstance(error, asyncpg.InterfaceError) and not _lost_connection(error):
+        if not isinstance(error, OSError) and not _lost_connection(error):  # a TimeoutError is one
             raise
         raise DatabaseUnavailable(f"database unavailable: {_plainly(error)}") from error
 
@@ -66,6 +66,12 @@ def _plainly(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _lost_connection(error: asyncpg.InterfaceError) -> bool:
-    """Asyncpg reports a connection that is gone as misuse of its interface, told apart by its words alone."""
+def _lost_connection(error: asyncpg.InterfaceError | asyncpg.InternalClientError) -> bool:
+    """Asyncpg reports a connection that is gone as misuse of its interface, told apart by its words alone.
+
+    Or as its own confusion: between the server's goodbye on an idle connection and the end of the socket it
+    is in no state to be asked ("cannot switch to state 12; another operation (2) is in progress").
+    """
+    if isinstance(error, asyncpg.InternalClientError):
+        return "cannot switch to state" in str(error)
     return "connection" in str(error) and "closed" in str(error)

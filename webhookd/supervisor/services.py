@@ -18,6 +18,8 @@ FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 3.0
 # One that was begun anew counts as running when it has lasted so long: it may fail at its first step again.
 PROBATION_SECONDS = 1.0
+# After a run as long as this a failure is the first again, not the next of all since the daemon's start.
+GOOD_RUN_SECONDS = 30.0
 
 State = Literal["running", "failing", "ended"]
 
@@ -63,9 +65,13 @@ async def supervise(service: Service, metrics: Metrics) -> None:
         before_sleep=note,
     ):
         with attempt:
-            proven = asyncio.get_running_loop().call_later(PROBATION_SECONDS, enter, "running")
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            proven = loop.call_later(PROBATION_SECONDS, enter, "running")
             try:
                 await service.run()
             finally:
                 proven.cancel()
+                if loop.time() - started >= GOOD_RUN_SECONDS:
+                    attempt.retry_state.attempt_number = 1
     enter("ended")

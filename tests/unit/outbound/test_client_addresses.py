@@ -275,12 +275,9 @@ async def test_the_machines_resolver_is_asked_in_a_thread_and_keeps_zones(
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     lookup = SystemLookup()
-    try:
-        assert await lookup("hooks.example", 443) == ["fe80::1%2", "127.0.0.1"]
-        with pytest.raises(UnicodeError):
-            await lookup("a..b", 443)
-    finally:
-        lookup.close()
+    assert await lookup("hooks.example", 443) == ["fe80::1%2", "127.0.0.1"]
+    with pytest.raises(UnicodeError):
+        await lookup("a..b", 443)
 
 
 async def test_a31_a_name_that_cannot_be_asked_for_fails_as_dns(
