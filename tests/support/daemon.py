@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,8 +21,15 @@ WAIT_TIMEOUT_SECONDS = 120
 class DaemonProcess:
     """One instance with a configuration file of its own."""
 
-    def __init__(self, folder: Path, dsn: str, **sections: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dsn: str,
+        environment: Mapping[str, str] | None = None,
+        **sections: dict[str, Any],
+    ) -> None:
         self.folder = folder
+        self._environment = environment or {}  # beside our own
         self.port = free_port()
         self.config_path = folder / "webhookd.toml"
         self.log_path = folder / "log.jsonl"
@@ -51,6 +60,7 @@ class DaemonProcess:
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
+                env={**os.environ, **self._environment},
             )
         await self.until(lambda: self.get("/readyz")[0] == 200, "ready")
         return self
@@ -80,13 +90,33 @@ class DaemonProcess:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """What it answers; 0 while it does not."""
+        return self._ask(path)
+
+    def post(self, path: str, body: bytes) -> tuple[int, Any]:
+        """What it answers to these very bytes, which say that they are JSON."""
+        status, answer = self._ask(path, body)
+        return status, json.loads(answer)
+
+    def post_json(self, path: str, body: object) -> tuple[int, Any]:
+        """What it answers to a value."""
+        return self.post(path, json.dumps(body).encode())
+
+    def _ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers)
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  http, and to ourselves
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
         except OSError:
             return 0, b""
+
+    def get_json(self, path: str) -> Any:
+        """What it says, which must be 200."""
+        status, body = self.get(path)
+        assert status == 200, (status, body)
+        return json.loads(body)
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
@@ -94,6 +124,12 @@ class DaemonProcess:
         return sum(
             float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name
         )
+
+    def resident_bytes(self) -> int:
+        """How much memory it has."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        [kibibytes] = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")]
+        return int(kibibytes) * 1024
 
     def logged(self, message: str) -> list[dict[str, Any]]:
         """The log lines with this message in them."""
