@@ -4,6 +4,7 @@ The daemon runs with the tests' names and a record of its dials (tests/support/s
 guard by Python's own notice of a connection about to be made; and the endpoint counts what comes.
 """
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.flow.conftest import PATIENT, SHORT, MakeDaemon
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.names import Names
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_TIMEOUT_SECONDS, until
 from tests.unit.outbound.test_addresses import BLOCKED
 from tests.unit.outbound.test_urls import REFUSED, literal
 
@@ -21,6 +22,13 @@ ONCE = {"max_attempts": 1}
 
 ALL_SETTLED = """
     select count(*) = $1 from webhookd.webhook_delivery_sagas where status in ('Completed', 'DeadLettered')
+"""
+FAILED_SUBSCRIPTIONS = """
+    select count(distinct subscription_id) = $1 from webhookd.webhook_delivery_jobs where status = 'Failed'
+"""
+ATTEMPT_ENDED = """
+    select exists (
+        select from webhookd.webhook_delivery_jobs where subscription_id = $1 and finished_at is not null)
 """
 ATTEMPTED_WITH = """
     select exists (select from webhookd.webhook_delivery_jobs where subscription_id = $1 and error_code = $2)
@@ -155,6 +163,47 @@ async def test_a_name_that_is_never_answered_times_out(
     codes = await deliver_to(flow, ["silent.hooks.example", "hooks.example"], endpoint.port)
     assert codes == {"silent.hooks.example": "TIMEOUT", "hooks.example": None}
     assert names.dials == {("127.0.0.1", endpoint.port)}
+
+
+async def test_names_that_are_never_answered_hold_up_no_others(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """Forty of them are being asked for, and an event for a name that is answered arrives."""
+    silent = [f"s{number}.hooks.example" for number in range(40)]
+    names.stay_silent(*silent)
+    names.answer("hooks.example", "127.0.0.1")
+    for name in silent:
+        await flow.subscribe("silent", endpoint.url("/silent", name))
+    good = await flow.subscribe("good", endpoint.url("/good", "hooks.example"))
+    await make_daemon(names.environment, delivery=SHORT, retry=PATIENT).start()
+    await flow.publish("silent")
+    await until(flow.daemon, FAILED_SUBSCRIPTIONS, len(silent))
+    await flow.publish("good")
+    await until(flow.daemon, ATTEMPT_ENDED, good)
+    assert [attempt["error_code"] for attempt in await flow.attempts(good)] == [None]
+
+
+async def test_a_name_that_is_never_answered_does_not_keep_the_daemon(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """SIGTERM while a lookup hangs: once it says that it stopped, it has."""
+    names.stay_silent("silent.hooks.example")
+    await flow.subscribe(callback_url=endpoint.url("/hook", "silent.hooks.example"))
+    daemon = await make_daemon(names.environment, delivery=SHORT).start()
+    await flow.publish()
+    await daemon.until(lambda: names.asked == ["silent.hooks.example"], "asking")
+    daemon.sigterm()
+    await daemon.until(lambda: daemon.logged("stopped"), "ended")
+    assert await asyncio.wait_for(daemon.ended(), WAIT_TIMEOUT_SECONDS) == 0
+
+
+async def test_the_daemons_own_api_is_not_dialled(flow: Flow, names: Names, make_daemon: MakeDaemon) -> None:
+    """A43: also where its network is allowed, by its address and by a name."""
+    names.answer("hooks.example", "127.0.0.1")
+    daemon = await make_daemon(names.environment, delivery=SHORT, retry=ONCE).start()
+    codes = await deliver_to(flow, ["127.0.0.1", "[::ffff:127.0.0.1]", "hooks.example"], daemon.port)
+    assert set(codes.values()) == {"ADDRESS_BLOCKED"}
+    assert names.dials == set()
 
 
 async def test_a_proxy_or_password_file_of_the_environment_is_not_used(

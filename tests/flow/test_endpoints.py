@@ -1,5 +1,6 @@
 """Bad endpoints, with a real daemon: each attempt ends as it must, and nobody else notices."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -159,3 +160,17 @@ async def test_answers_without_end_cost_no_memory(
     assert grown_bytes < MAX_GROWTH_BYTES
     assert len(endless.connections) == 40
     assert max(connection.bytes_sent for connection in endless.connections) < MAX_SENT_BYTES
+
+
+async def test_headers_that_would_break_a_request_are_not_sent(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """D4 to D8, stored past the API: the attempt fails as our own fault, and the endpoint hears nothing."""
+    for name in ("Content-Length", "Transfer-Encoding", "Host", "Expect", "Webhook-Id"):
+        await flow.subscribe(callback_url=endpoint.url(), headers=json.dumps({name: "1"}))
+    await make_daemon(delivery=SHORT, retry={"max_attempts": 1}).start()
+    await flow.publish()
+    await until(flow.daemon, ALL_SETTLED, 5)
+    codes = await flow.daemon.fetch("select error_code from webhookd.webhook_delivery_jobs")
+    assert [code for (code,) in codes] == ["INTERNAL"] * 5
+    assert endpoint.requests == []

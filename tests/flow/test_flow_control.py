@@ -97,3 +97,28 @@ async def test_each_instance_has_slots_of_its_own(
     by_worker = Counter(attempt["worker_id"] for attempt in await flow.attempts(slow))
     assert by_worker.total() == 6
     assert max(by_worker.values()) <= 4
+
+
+async def test_slow_endpoints_leave_slots_for_others(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """E25: eight of them could fill all slots; another's events arrive while none of theirs has ended."""
+    endpoint.behave(OpenRequests(status=None), "/slow")
+    for _ in range(8):
+        await flow.subscribe("slow", endpoint.url("/slow"))
+    good = await flow.subscribe("good", endpoint.url("/good"))
+    await make_daemon(delivery=HELD).start()
+    await publish_many(flow, 70, ["slow"])
+    await endpoint.received(100, "/slow")
+    await publish_many(flow, 20, ["good"])
+    await until(flow.daemon, f"select ({COMPLETED_OF}) = 20", good)
+
+
+async def test_a_freed_slot_is_used_at_once(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """One slot and twenty events: each end makes room for the next, without waiting for the next look."""
+    subscription_id = await flow.subscribe("orders", endpoint.url())
+    await make_daemon(
+        delivery={"subscription_concurrency": 1}, services={"poll_interval_seconds": 3600}
+    ).start()
+    await publish_many(flow, 20, ["orders"])
+    await until(flow.daemon, f"select ({COMPLETED_OF}) = 20", subscription_id)

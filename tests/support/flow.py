@@ -43,6 +43,7 @@ class Flow:
         verified: bool = True,
         max_attempts: int | None = None,
         base_delay_seconds: float | None = None,
+        headers: str = "{}",
     ) -> int:
         """A new subscription, verified by its challenge if asked for."""
         created = await subscriptions.create(
@@ -51,6 +52,7 @@ class Flow:
             callback_url,
             max_attempts=max_attempts,
             base_delay_seconds=base_delay_seconds,
+            headers=headers,
         )
         if verified:
             await self.verify(created.subscription_id)
