@@ -1,6 +1,5 @@
 """What an operator sees of an instance: /readyz, /status, /metrics, and its log."""
 
-import json
 from typing import Any
 
 from tests.flow.conftest import MakeDaemon
@@ -14,7 +13,7 @@ from webhookd.store import events, subscriptions
 
 def status_of(daemon: DaemonProcess) -> Any:
     """What /status says."""
-    return json.loads(daemon.get("/status")[1])
+    return daemon.get_json("/status")
 
 
 def backlog_of(daemon: DaemonProcess) -> dict[str, int]:
@@ -28,10 +27,10 @@ async def test_the_backlog_is_seen(flow: Flow, make_daemon: MakeDaemon) -> None:
     await flow.publish()
     await flow.publish()
     daemon = await make_daemon(services={"enabled": ["api"]}).start()
-    await daemon.until(lambda: daemon.labelled("webhookd_backlog", stage="routing") == 2, "seen")
+    await daemon.until(lambda: daemon.metric("webhookd_backlog", stage="routing") == 2, "seen")
     assert backlog_of(daemon) == {"routing": 2}
-    assert daemon.labelled("webhookd_backlog_oldest_age_seconds", stage="routing") > 0
-    assert daemon.labelled("webhookd_backlog_oldest_age_seconds", stage="results") == 0
+    assert daemon.metric("webhookd_backlog_oldest_age_seconds", stage="routing") > 0
+    assert daemon.metric("webhookd_backlog_oldest_age_seconds", stage="results") == 0
 
 
 async def test_a_failing_endpoint_is_seen(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
@@ -44,10 +43,10 @@ async def test_a_failing_endpoint_is_seen(flow: Flow, endpoint: Endpoint, make_d
     [failing] = status_of(daemon)["failing_endpoints"]
     assert failing["subscription_id"] == created.subscription_id
     assert failing["last_error_code"] == "HTTP_503"
-    assert daemon.labelled("webhookd_delivery_attempts_total", outcome="HTTP_5xx") >= 2
+    assert daemon.metric("webhookd_delivery_attempts_total", outcome="HTTP_5xx") >= 2
     endpoint.answer(200)
     await daemon.until(lambda: status_of(daemon)["failing_endpoints"] == [], "answering")
-    assert daemon.labelled("webhookd_delivery_attempts_total", outcome="delivered") == 1
+    assert daemon.metric("webhookd_delivery_attempts_total", outcome="delivered") == 1
 
 
 async def test_a_dead_letter_is_logged_with_its_correlation_id(
@@ -148,7 +147,7 @@ async def test_one_report_that_cannot_be_stored_holds_up_no_other(
     await until(
         flow.daemon, "select count(*) = 20 from webhookd.webhook_delivery_sagas where status = 'Completed'"
     )
-    assert daemon.labelled("webhookd_delivery_reports_total", verdict="unstorable") == 1
+    assert daemon.metric("webhookd_delivery_reports_total", verdict="unstorable") == 1
     [line] = daemon.logged("cannot be stored")
     assert line["event_id"] == unlucky
     assert daemon.metric("webhookd_service_restarts_total") == 0

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,16 +16,25 @@ from tests.support.postgres import free_port
 
 POLL_INTERVAL_SECONDS = 0.02
 WAIT_TIMEOUT_SECONDS = 120
+RELOADS = "webhookd_config_reloads_total"
 
 
 class DaemonProcess:
     """One instance with a configuration file of its own."""
 
-    def __init__(self, folder: Path, dsn: str, **sections: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dsn: str,
+        environment: Mapping[str, str] | None = None,
+        **sections: dict[str, Any],
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.config_path = folder / "webhookd.toml"
         self.log_path = folder / "log.jsonl"
+        self.environment = dict(environment or {})  # beside the tests' own
+        self.token: str | None = None  # to ask with, where tokens are set: one that may read
         self._sections: dict[str, dict[str, Any]] = {
             "database": {"dsn": dsn},
             "api": {"listen": f"127.0.0.1:{self.port}"},
@@ -40,30 +50,43 @@ class DaemonProcess:
         lines = []
         for name, values in self._sections.items():
             lines.append(f"[{name}]")
-            # JSON's strings, numbers, booleans and lists are TOML's.
-            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+            lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
         self.config_path.write_text("\n".join(lines) + "\n")
 
-    async def start(self) -> Self:
+    async def start(self, *options: str) -> Self:
         """Start it, and return when it is ready."""
+        self.launch(*options)
+        await self.until(lambda: self.get("/readyz")[0] == 200, "ready")
+        return self
+
+    def launch(self, *options: str) -> None:
+        """Start it, whatever becomes of it."""
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: ASYNC220  a fork, and nothing to wait for
-                [sys.executable, "-m", "webhookd", "--config", str(self.config_path), "serve"],
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "webhookd", "--config", str(self.config_path), "serve", *options],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
+                env=os.environ | self.environment,
             )
-        await self.until(lambda: self.get("/readyz")[0] == 200, "ready")
-        return self
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
         assert self._process is not None
         return self._process
 
+    # What an operator does.
+
     def sighup(self) -> None:
         """Have it reload."""
         self.process.send_signal(signal.SIGHUP)
+
+    async def reload(self) -> bool:
+        """Have it reload, and return when it has: whether it took the file."""
+        before = self.metric(RELOADS)
+        self.sighup()
+        await self.until(lambda: self.metric(RELOADS) > before, "reloaded")
+        return self.metric("webhookd_config_last_reload_successful") == 1
 
     def sigterm(self) -> None:
         """Have it drain and end."""
@@ -79,55 +102,57 @@ class DaemonProcess:
         await self.until(lambda: self.process.poll() is not None, "ended")
         return self.process.returncode
 
+    def stop(self) -> None:
+        """End it, whatever it does, at the end of a test."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+
+    # What it is asked.
+
     def get(self, path: str) -> tuple[int, bytes]:
         """What it answers; 0 while it does not."""
-        return self._ask(urllib.request.Request(f"http://127.0.0.1:{self.port}{path}"))
+        return self._ask(path)
 
-    def post(self, path: str, body: object) -> tuple[int, bytes]:
-        """What it answers to JSON; 0 while it does not."""
-        headers = {"Content-Type": "application/json"}
-        url = f"http://127.0.0.1:{self.port}{path}"
-        return self._ask(urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST"))
+    def get_json(self, path: str) -> Any:
+        """What it says, which must be 200."""
+        status, body = self.get(path)
+        assert status == 200, (status, body)
+        return json.loads(body)
 
-    def _ask(self, request: urllib.request.Request) -> tuple[int, bytes]:
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  ours, and http
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-        except OSError:
-            return 0, b""
+    def post(self, path: str, body: bytes) -> tuple[int, Any]:
+        """What it answers to these very bytes, which say that they are JSON."""
+        status, answer = self._ask(path, body)
+        return status, json.loads(answer)
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
-        return sum(value for _, value in self._samples(name))
+    def post_json(self, path: str, body: object) -> tuple[int, Any]:
+        """What it answers to a value."""
+        return self.post(path, json.dumps(body).encode())
 
-    def labelled(self, name: str, **labels: str) -> float:
-        """The sum of those samples that have these labels."""
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples, or of those with these labels."""
         wanted = {f'{label}="{value}"' for label, value in labels.items()}
         return sum(value for found, value in self._samples(name) if wanted <= found)
 
-    def _samples(self, name: str) -> Iterator[tuple[set[str], float]]:
-        for line in self.get("/metrics")[1].decode().splitlines():
-            sample, _, value = line.rpartition(" ")
-            found, _, labels = sample.partition("{")
-            if found == name:
-                yield set(labels.rstrip("}").split(",")), float(value)
+    # What is seen of it.
 
-    def memory_mb(self) -> float:
-        """What it has in memory now."""
-        status = Path(f"/proc/{self.process.pid}/status")
-        if status.is_file():
-            [kilobytes] = [line.split()[1] for line in status.read_text().splitlines() if "VmRSS:" in line]
-        else:
-            command = ["ps", "-o", "rss=", "-p", str(self.process.pid)]
-            kilobytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return int(kilobytes) / 1024
+    def said(self) -> list[str]:
+        """All that it wrote, line by line."""
+        return self.log_path.read_text().splitlines()
 
     def logged(self, message: str) -> list[dict[str, Any]]:
         """The log lines with this message in them."""
-        lines = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in self.said() if line.startswith("{")]
         return [line for line in lines if message in line["message"]]
+
+    def resident_bytes(self) -> int:
+        """How much memory it has."""
+        status = Path(f"/proc/{self.process.pid}/status")
+        if status.is_file():
+            [kibibytes] = [line.split()[1] for line in status.read_text().splitlines() if "VmRSS:" in line]
+        else:
+            command = ["ps", "-o", "rss=", "-p", str(self.process.pid)]
+            kibibytes = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return int(kibibytes) * 1024
 
     async def until(self, condition: Any, what: str) -> None:
         """Wait for a condition, asked without blocking the loop."""
@@ -140,7 +165,33 @@ class DaemonProcess:
                 )
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
-    def stop(self) -> None:
-        """End it, whatever it does, at the end of a test."""
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
+    # Inside.
+
+    def _ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  http, and to ourselves
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+        except OSError:
+            return 0, b""
+
+    def _samples(self, name: str) -> Iterator[tuple[set[str], float]]:
+        for line in self.get("/metrics")[1].decode().splitlines():
+            sample, _, value = line.rpartition(" ")
+            found, _, labels = sample.partition("{")
+            if found == name:
+                yield set(labels.rstrip("}").split(",")), float(value)
+
+
+def _toml(value: Any) -> str:
+    """JSON's strings, numbers and booleans are TOML's; its objects are not."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_toml(part)}' for key, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(part) for part in value)}]"
+    return json.dumps(value)

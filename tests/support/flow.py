@@ -11,6 +11,8 @@ from webhookd.store import dead_letters, events, jobs, routing, sagas, subscript
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncpg import Record
+
     from tests.support.database import Connection, Database
 
 # No delay: a retry is due at once.
@@ -36,18 +38,21 @@ class Flow:
     async def subscribe(
         self,
         event_type: str = EVENT_TYPE,
+        callback_url: str = ADDRESS,
         *,
         verified: bool = True,
         max_attempts: int | None = None,
         base_delay_seconds: float | None = None,
+        headers: str = "{}",
     ) -> int:
         """A new subscription, verified by its challenge if asked for."""
         created = await subscriptions.create(
             self.daemon,
             event_type,
-            ADDRESS,
+            callback_url,
             max_attempts=max_attempts,
             base_delay_seconds=base_delay_seconds,
+            headers=headers,
         )
         if verified:
             await self.verify(created.subscription_id)
@@ -165,6 +170,13 @@ class Flow:
             await self.apply()
         job_id: int = await self.daemon.fetchval("select max(id) from webhookd.webhook_delivery_jobs")
         return job_id
+
+    async def attempts(self, subscription_id: int) -> "list[Record]":
+        """A subscription's jobs, in the order in which they were made."""
+        return await self.daemon.fetch(
+            "select * from webhookd.webhook_delivery_jobs where subscription_id = $1 order by id",
+            subscription_id,
+        )
 
     async def saga_status(self, saga_id: int) -> SagaStatus:
         """Where a saga is."""

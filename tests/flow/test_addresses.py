@@ -1,0 +1,242 @@
+"""Where a daemon may connect to, end to end: URLs stored past the API's rules, and names that lie.
+
+The daemon runs with the tests' names and a record of its dials (tests/support/site), kept outside of the
+guard by Python's own notice of a connection about to be made; and the endpoint counts what comes.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.flow.conftest import PATIENT, SHORT, MakeDaemon
+from tests.support.endpoint import Endpoint
+from tests.support.flow import Flow
+from tests.support.names import Names
+from tests.support.waiting import WAIT_TIMEOUT_SECONDS, until
+from tests.unit.outbound.test_addresses import BLOCKED
+from tests.unit.outbound.test_urls import REFUSED, literal
+
+ADDRESSES = [address for addresses in BLOCKED.values() for address in addresses]
+ONCE = {"max_attempts": 1}
+
+ALL_SETTLED = """
+    select count(*) = $1 from webhookd.webhook_delivery_sagas where status in ('Completed', 'DeadLettered')
+"""
+FAILED_SUBSCRIPTIONS = """
+    select count(distinct subscription_id) = $1 from webhookd.webhook_delivery_jobs where status = 'Failed'
+"""
+ATTEMPT_ENDED = """
+    select exists (
+        select from webhookd.webhook_delivery_jobs where subscription_id = $1 and finished_at is not null)
+"""
+ATTEMPTED_WITH = """
+    select exists (select from webhookd.webhook_delivery_jobs where subscription_id = $1 and error_code = $2)
+"""
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Names:
+    """Give names that exist for daemons made with their environment."""
+    folder = tmp_path / "names"
+    folder.mkdir()
+    return Names(folder)
+
+
+def host(address: str) -> str:
+    """An address as it stands in a URL."""
+    return f"[{address}]" if ":" in address else address
+
+
+async def deliver_to(flow: Flow, hosts: list[str], port: int) -> dict[str, str | None]:
+    """One event to each host, stored past the API, which would refuse some; each attempt's error code."""
+    subscriptions = {one: await flow.subscribe(callback_url=f"https://{one}:{port}/hook") for one in hosts}
+    await flow.publish()
+    await until(flow.daemon, ALL_SETTLED, len(hosts))
+    codes = {}
+    for one, subscription_id in subscriptions.items():
+        [attempt] = await flow.attempts(subscription_id)
+        codes[one] = attempt["error_code"]
+    return codes
+
+
+async def test_without_allowed_networks_nothing_private_is_dialled(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """Every address of part A, as a literal and behind a name, this machine's own included."""
+    named = [f"n{number}.hooks.example" for number in range(len(ADDRESSES))]
+    for name, address in zip(named, ADDRESSES, strict=True):
+        names.answer(name, address)
+    daemon = make_daemon(names.environment, delivery=SHORT | {"allow_networks": []}, retry=ONCE)
+    await daemon.start()
+    hosts = [*map(host, ADDRESSES), *named]
+    assert await deliver_to(flow, hosts, endpoint.port) == dict.fromkeys(hosts, "ADDRESS_BLOCKED")
+    assert names.dials == set()
+    assert endpoint.connections == []
+    assert set(names.asked) == set(named)
+    assert daemon.metric("webhookd_service_restarts_total") == 0
+
+
+async def test_an_allowed_address_is_dialled_and_none_beside_it(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """With 127.0.0.1 open: its neighbours, other spellings of numbers, mixed, empty and impossible names."""
+    names.answer("hooks.example", "127.0.0.1")
+    names.answer("mixed.hooks.example", "10.0.0.1", "127.0.0.1", "169.254.169.254", "::1")
+    names.answer("neighbour.hooks.example", "127.0.0.2")
+    names.answer("six.hooks.example", "::1")
+    names.answer("all-bad.hooks.example", "10.0.0.1", "fe80::1", "192.168.0.1")
+    names.answer("0x7f000002", "127.0.0.2")  # as the machine's resolver has it
+    names.answer("0x7f.0.0.2", "127.0.0.2")
+    expected: dict[str, str | None] = {
+        "127.0.0.1": None,
+        "hooks.example": None,
+        "mixed.hooks.example": None,
+        "127.0.0.2": "ADDRESS_BLOCKED",
+        "127.255.255.254": "ADDRESS_BLOCKED",
+        "[::1]": "ADDRESS_BLOCKED",
+        "[::ffff:127.0.0.2]": "ADDRESS_BLOCKED",
+        "10.0.0.1": "ADDRESS_BLOCKED",
+        "neighbour.hooks.example": "ADDRESS_BLOCKED",
+        "six.hooks.example": "ADDRESS_BLOCKED",
+        "all-bad.hooks.example": "ADDRESS_BLOCKED",
+        "0x7f000002": "ADDRESS_BLOCKED",
+        "0x7f.0.0.2": "ADDRESS_BLOCKED",
+        "2130706433": "ADDRESS_BLOCKED",
+        "127.1": "ADDRESS_BLOCKED",
+        "0177.0.0.1": "ADDRESS_BLOCKED",
+        "017700000001": "ADDRESS_BLOCKED",
+        "0": "ADDRESS_BLOCKED",
+        "nowhere.hooks.example": "DNS_FAILED",
+        "a..b": "DNS_FAILED",
+        f"{'a' * 64}.example": "DNS_FAILED",
+    }
+    allowed = {"allow_networks": ["127.0.0.1/32"]}
+    await make_daemon(names.environment, delivery=SHORT | allowed, retry=ONCE).start()
+    assert await deliver_to(flow, list(expected), endpoint.port) == expected
+    assert names.dials == {("127.0.0.1", endpoint.port)}
+    assert len(endpoint.requests) == 3
+
+
+async def test_a_name_that_moves_to_a_private_address_is_not_followed(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """Rebinding: the first attempts are dialled, and fail; then the name says something else, and none is."""
+    moves = {"a.hooks.example": "127.0.0.2", "b.hooks.example": "10.0.0.1", "c.hooks.example": "::1"}
+    endpoint.answer(500, headers={"Connection": "close"})  # a new connection for each attempt
+    subscriptions = {}
+    for name in moves:
+        names.answer(name, "127.0.0.1")
+        subscriptions[name] = await flow.subscribe(callback_url=endpoint.url(f"/{name}", name))
+    allowed = {"allow_networks": ["127.0.0.1/32"]}
+    await make_daemon(names.environment, delivery=SHORT | allowed, retry=PATIENT).start()
+    await flow.publish()
+    for name, address in moves.items():
+        await endpoint.received(1, f"/{name}")
+        names.answer(name, address)
+    for name, subscription_id in subscriptions.items():
+        await until(flow.daemon, ATTEMPTED_WITH, subscription_id, "ADDRESS_BLOCKED")
+        codes = [attempt["error_code"] for attempt in await flow.attempts(subscription_id)]
+        assert codes[0] == "HTTP_500"
+        assert "HTTP_500" not in codes[codes.index("ADDRESS_BLOCKED") :], name
+    assert names.dials == {("127.0.0.1", endpoint.port)}
+
+
+async def test_of_five_hundred_addresses_four_are_tried(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """A name cannot make the daemon knock at five hundred doors."""
+    names.answer("hooks.example", *(f"127.1.{n // 250}.{n % 250 + 1}" for n in range(500)))
+    await make_daemon(names.environment, delivery=SHORT, retry=ONCE).start()
+    codes = await deliver_to(flow, ["hooks.example"], endpoint.port)
+    assert codes == {"hooks.example": "CONNECT_FAILED"}
+    assert len(names.dials) == 4
+
+
+async def test_a_name_that_is_never_answered_times_out(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """DNS is inside the deadline: a timeout like others, without a dial; another name is delivered to."""
+    names.stay_silent("silent.hooks.example")
+    names.answer("hooks.example", "127.0.0.1")
+    await make_daemon(names.environment, delivery=SHORT, retry=ONCE).start()
+    codes = await deliver_to(flow, ["silent.hooks.example", "hooks.example"], endpoint.port)
+    assert codes == {"silent.hooks.example": "TIMEOUT", "hooks.example": None}
+    assert names.dials == {("127.0.0.1", endpoint.port)}
+
+
+async def test_names_that_are_never_answered_hold_up_no_others(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """Forty of them are being asked for, and an event for a name that is answered arrives."""
+    silent = [f"s{number}.hooks.example" for number in range(40)]
+    names.stay_silent(*silent)
+    names.answer("hooks.example", "127.0.0.1")
+    for name in silent:
+        await flow.subscribe("silent", endpoint.url("/silent", name))
+    good = await flow.subscribe("good", endpoint.url("/good", "hooks.example"))
+    await make_daemon(names.environment, delivery=SHORT, retry=PATIENT).start()
+    await flow.publish("silent")
+    await until(flow.daemon, FAILED_SUBSCRIPTIONS, len(silent))
+    await flow.publish("good")
+    await until(flow.daemon, ATTEMPT_ENDED, good)
+    assert [attempt["error_code"] for attempt in await flow.attempts(good)] == [None]
+
+
+async def test_a_name_that_is_never_answered_does_not_keep_the_daemon(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
+) -> None:
+    """SIGTERM while a lookup hangs: once it says that it stopped, it has."""
+    names.stay_silent("silent.hooks.example")
+    await flow.subscribe(callback_url=endpoint.url("/hook", "silent.hooks.example"))
+    daemon = await make_daemon(names.environment, delivery=SHORT).start()
+    await flow.publish()
+    await daemon.until(lambda: names.asked == ["silent.hooks.example"], "asking")
+    daemon.sigterm()
+    await daemon.until(lambda: daemon.logged("stopped"), "ended")
+    assert await asyncio.wait_for(daemon.ended(), WAIT_TIMEOUT_SECONDS) == 0
+
+
+async def test_the_daemons_own_api_is_not_dialled(flow: Flow, names: Names, make_daemon: MakeDaemon) -> None:
+    """A43: also where its network is allowed, by its address and by a name."""
+    names.answer("hooks.example", "127.0.0.1")
+    daemon = await make_daemon(names.environment, delivery=SHORT, retry=ONCE).start()
+    codes = await deliver_to(flow, ["127.0.0.1", "[::ffff:127.0.0.1]", "hooks.example"], daemon.port)
+    assert set(codes.values()) == {"ADDRESS_BLOCKED"}
+    assert names.dials == set()
+
+
+async def test_a_proxy_or_password_file_of_the_environment_is_not_used(
+    flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """F11: the request goes straight to the endpoint, and nothing is added to it."""
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login user password secret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    proxy = "http://127.0.0.9:9"
+    variables = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+    environment = {
+        **names.environment,
+        **dict.fromkeys(variables, proxy),
+        "HOME": str(tmp_path),
+        "NETRC": str(tmp_path / ".netrc"),
+    }
+    await make_daemon(environment, delivery=SHORT, retry=ONCE).start()
+    assert await deliver_to(flow, ["127.0.0.1"], endpoint.port) == {"127.0.0.1": None}
+    [request] = endpoint.requests
+    assert "authorization" not in request.headers
+    assert names.dials == {("127.0.0.1", endpoint.port)}
+
+
+async def test_the_api_refuses_every_such_url(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """Part A as text: 422 with the code of what is wrong, and nothing stored."""
+    daemon = await make_daemon(delivery={"allow_networks": []}).start()
+    refused = {url: code for cases in REFUSED.values() for url, code in cases}
+    refused |= dict.fromkeys(map(literal, ADDRESSES), "blocked_address")
+    answers = {}
+    for url in refused:
+        status, problem = daemon.post_json("/v1/subscriptions", {"event_type": "a", "callback_url": url})
+        answers[url] = (status, problem["code"])
+    expected = {url: (422, code) for url, code in refused.items()}
+    expected["https://example.com/\ud800"] = (400, "malformed_json")  # half a character: not even JSON
+    assert answers == expected
+    assert await flow.daemon.fetchval("select count(*) from webhookd.subscriptions") == 0

@@ -1,0 +1,176 @@
+"""Bad endpoints, with a real daemon: each attempt ends as it must, and nobody else notices."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.flow.conftest import HELD, PATIENT, SHORT, MakeDaemon
+from tests.flow.test_lifecycle import publish_many, receipts
+from tests.support.bad_endpoints import EXCERPT_BYTES, BadEndpoints
+from tests.support.certificates import Certificates
+from tests.support.endpoint import Endpoint
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.waiting import until
+
+MEBIBYTE = 1024 * 1024
+# One bomb unpacked. Measured: 16 to 23 MiB after these 80 answers, and 0 to 9 more or less after 80 others.
+MAX_GROWTH_BYTES = 64 * MEBIBYTE
+# Measured: 0.4 to 4.7 MiB, of which the daemon reads 64 KiB; the rest is in buffers when it hangs up.
+MAX_SENT_BYTES = 16 * MEBIBYTE
+PAUSE_SECONDS = 1000
+
+ALL_SETTLED = """
+    select count(*) = $1 from webhookd.webhook_delivery_sagas where status in ('Completed', 'DeadLettered')
+"""
+COMPLETED_OF = """
+    select count(*) from webhookd.webhook_delivery_sagas
+    where subscription_id = any($1) and status = 'Completed'
+"""
+ALL_LEASED = """
+    select count(*) = $2 from webhookd.webhook_delivery_jobs
+    where subscription_id = any($1) and status = 'Leased'
+"""
+EACH_FAILED = """
+    select count(distinct subscription_id) = cardinality($1::bigint[]) from webhookd.webhook_delivery_jobs
+    where subscription_id = any($1) and status = 'Failed'
+"""
+
+
+@pytest.fixture
+def bad(certificates: Certificates) -> Iterator[BadEndpoints]:
+    """Give every kind of bad endpoint."""
+    with BadEndpoints.listening(certificates) as bad:
+        yield bad
+
+
+async def subscribe_all(flow: Flow, bad: BadEndpoints, event_type: str) -> dict[str, int]:
+    """A subscription for each bad endpoint, all of one type."""
+    return {name: await flow.subscribe(event_type, url) for name, url in bad.urls.items()}
+
+
+async def test_each_bad_endpoint_gets_its_own_code(
+    flow: Flow, bad: BadEndpoints, make_daemon: MakeDaemon
+) -> None:
+    """Code, status and excerpt are the endpoint's own, also what is no text; no redirect is followed."""
+    subscriptions = await subscribe_all(flow, bad, "bad")
+    daemon = await make_daemon(delivery=SHORT, retry={"max_attempts": 1}).start()
+    await flow.publish("bad", '{"n": 1}')
+    await until(flow.daemon, ALL_SETTLED, len(subscriptions))
+    ended = {}
+    for name, subscription_id in subscriptions.items():
+        [attempt] = await flow.attempts(subscription_id)
+        ended[name] = (attempt["error_code"], attempt["response_status"])
+        assert attempt["response_excerpt"].startswith(bad.expected[name].excerpt), name
+        assert len(attempt["response_excerpt"]) <= EXCERPT_BYTES, name
+    assert ended == {
+        name: (expected.error_code, expected.response_status) for name, expected in bad.expected.items()
+    }
+    assert bad.answering.requests_for("/never") == []
+    assert not any(endpoint.requests for endpoint in bad.greeting.values())
+    assert daemon.metric("webhookd_service_restarts_total") == 0
+
+
+async def test_bad_endpoints_hold_up_nobody_else(
+    flow: Flow, bad: BadEndpoints, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """300 events arrive, once and at the first attempt, while every bad endpoint is at its worst."""
+    subscriptions = await subscribe_all(flow, bad, "bad")
+    good = await flow.subscribe("good", endpoint.url("/good"))
+    held = [subscriptions[name] for name, expected in bad.expected.items() if expected.held]
+    failing = [subscriptions[name] for name, expected in bad.expected.items() if expected.fails_soon]
+    await make_daemon(delivery=HELD, retry=PATIENT).start()
+    await publish_many(flow, 10, ["bad"])
+    await until(flow.daemon, ALL_LEASED, held, 10 * len(held))
+    await until(flow.daemon, EACH_FAILED, failing)
+
+    await publish_many(flow, 300, ["good"])
+    await until(flow.daemon, f"select ({COMPLETED_OF}) = 300", [good])
+
+    assert set(receipts(endpoint).values()) == {1}
+    assert {request.headers["webhook-attempt"] for request in endpoint.requests} == {"1"}
+    assert await flow.daemon.fetchval(ALL_LEASED, held, 10 * len(held)), "the held are no longer held"
+    assert await flow.daemon.fetchval(COMPLETED_OF, [*held, *failing]) == 0
+
+
+async def test_a_failed_attempt_is_followed_by_a_good_one(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """500, then 200: two requests with one id, two jobs, one completed delivery."""
+    subscription_id = await flow.subscribe(callback_url=endpoint.url())
+    endpoint.fail_times(1, 500)
+    await make_daemon().start()
+    event_id = await flow.publish()
+    await until(flow.daemon, f"select ({COMPLETED_OF}) = 1", [subscription_id])
+    attempts = await flow.attempts(subscription_id)
+    assert [
+        (attempt["status"], attempt["error_code"], attempt["response_status"]) for attempt in attempts
+    ] == [
+        ("Failed", "HTTP_500", 500),
+        ("Completed", None, 200),
+    ]
+    assert [request.headers["webhook-attempt"] for request in endpoint.requests] == ["1", "2"]
+    assert {request.headers["webhook-id"] for request in endpoint.requests} == {f"evt_{event_id}"}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_endpoint_may_ask_for_a_pause(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon, status: int
+) -> None:
+    """Retry-After moves the next attempt beyond the plain backoff, up to the longest delay and no further."""
+    asked = {"/plain": None, "/pause": str(PAUSE_SECONDS), "/for_ever": "31536000", "/nonsense": "soon"}
+    for path, value in asked.items():
+        endpoint.answer(status, headers={} if value is None else {"Retry-After": value}, path=path)
+    subscriptions = {path: await flow.subscribe(callback_url=endpoint.url(path)) for path in asked}
+    await make_daemon(retry={"base_delay_seconds": 100, "max_delay_seconds": 2000}).start()
+    await flow.publish()
+    await until(
+        flow.daemon,
+        "select count(*) = 4 from webhookd.webhook_delivery_sagas where status = 'PendingRetry'",
+    )
+    waits = {
+        path: await flow.daemon.fetchval(
+            "select extract(epoch from next_attempt_at - updated_at)::integer"
+            " from webhookd.webhook_delivery_sagas where subscription_id = $1",
+            subscription_id,
+        )
+        for path, subscription_id in subscriptions.items()
+    }
+    assert waits == {"/plain": 100, "/pause": PAUSE_SECONDS, "/for_ever": 2000, "/nonsense": 100}
+    [attempt] = await flow.attempts(subscriptions["/pause"])
+    assert (attempt["error_code"], attempt["retry_after_seconds"]) == (f"HTTP_{status}", PAUSE_SECONDS)
+
+
+async def test_answers_without_end_cost_no_memory(
+    flow: Flow, endpoint: Endpoint, certificates: Certificates, make_daemon: MakeDaemon
+) -> None:
+    """40 bombs and 40 endless bodies: the daemon grows by less than one of them, and takes little of each."""
+    with Endpoint(certificates.good) as endless:
+        endless.endless_body()
+        endpoint.gzip_bomb("/bomb")
+        good = await flow.subscribe("good", endpoint.url("/good"))
+        worst = [await flow.subscribe(EVENT_TYPE, url) for url in (endpoint.url("/bomb"), endless.url())]
+        daemon = await make_daemon(log={"level": "info"}).start()
+        await publish_many(flow, 200, ["good"])
+        await until(flow.daemon, f"select ({COMPLETED_OF}) = 200", [good])
+        before_bytes = daemon.resident_bytes()
+        await publish_many(flow, 40, [EVENT_TYPE])
+        await until(flow.daemon, f"select ({COMPLETED_OF}) = 80", worst)
+        grown_bytes = daemon.resident_bytes() - before_bytes
+    assert grown_bytes < MAX_GROWTH_BYTES
+    assert len(endless.connections) == 40
+    assert max(connection.bytes_sent for connection in endless.connections) < MAX_SENT_BYTES
+
+
+async def test_headers_that_would_break_a_request_are_not_sent(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """D4 to D8, stored past the API: the attempt fails as our own fault, and the endpoint hears nothing."""
+    for name in ("Content-Length", "Transfer-Encoding", "Host", "Expect", "Webhook-Id"):
+        await flow.subscribe(callback_url=endpoint.url(), headers=json.dumps({name: "1"}))
+    await make_daemon(delivery=SHORT, retry={"max_attempts": 1}).start()
+    await flow.publish()
+    await until(flow.daemon, ALL_SETTLED, 5)
+    codes = await flow.daemon.fetch("select error_code from webhookd.webhook_delivery_jobs")
+    assert [code for (code,) in codes] == ["INTERNAL"] * 5
+    assert endpoint.requests == []
