@@ -81,17 +81,6 @@ async def test_tokens_that_are_none(make_api: MakeApi) -> None:
     assert "good" not in "".join(api.daemon.said())
 
 
-async def test_tokens_are_reloaded(make_api: MakeApi) -> None:
-    """A token that is taken out stops at the reload, and one that is put in works."""
-    api = await make_api(api={"tokens": tokens({"old": ("read",)})})
-    assert (await api.as_token("old").get("/v1/events")).status == 200
-    api.daemon.configure(api={"tokens": tokens({"new": ("read",)})})
-    api.daemon.sighup()
-    await api.daemon.until(lambda: api.daemon.logged("was reloaded"), "reloaded")
-    assert (await api.as_token("old").get("/v1/events")).status == 401
-    assert (await api.as_token("new").get("/v1/events")).status == 200
-
-
 async def test_without_tokens_only_loopback_is_listened_on(make_daemon: MakeDaemon) -> None:
     """Another address without tokens is a bad configuration: exit 78, in one line."""
     daemon = make_daemon(api={"listen": "0.0.0.0:8470"})
