@@ -9,7 +9,7 @@ import socket
 import aiohttp
 import pytest
 
-from tests.flow.conftest import MakeDaemon
+from tests.flow.conftest import MakeApi, MakeDaemon
 from tests.flow.test_lifecycle import COMPLETED
 from tests.flow.test_scenarios import subscribed
 from tests.support.api import Client
@@ -47,20 +47,16 @@ async def test_an_empty_database_is_refused(
 
 
 async def test_an_empty_database_is_migrated_where_that_is_allowed(
-    empty_database: Database, make_daemon: MakeDaemon, flow: Flow
+    empty_database: Database, make_api: MakeApi, endpoint: Endpoint
 ) -> None:
-    """By a login that may migrate and may run: then it serves."""
-    migrator = empty_database.login_name("migrator")
-    await flow.superuser.execute(f"grant webhookd_app to {migrator}")
-    try:
-        dsn = empty_database.dsn("migrator")
-        daemon = await make_daemon(database={"dsn": dsn, "auto_migrate": True}).start()
-        there = await empty_database.connect("superuser")
-        assert await there.fetchval("select count(*) > 0 from webhookd.schema_migrations")
-        assert daemon.metric("webhookd_service_restarts_total") == 0
-        daemon.stop()
-    finally:
-        await flow.superuser.execute(f"revoke webhookd_app from {migrator}")
+    """By a login that may: then it serves, with that login, to the delivery."""
+    settings = {"dsn": empty_database.dsn("migrator"), "auto_migrate": True}
+    api = await make_api(database=settings)
+    await api.subscribe(endpoint)
+    assert (await api.event()).status == 202
+    await until(await empty_database.connect("superuser"), COMPLETED, 1)
+    assert api.daemon.metric("webhookd_service_restarts_total") == 0
+    api.daemon.stop()
 
 
 async def test_a_login_that_may_not_migrate_is_told_so(
