@@ -1,17 +1,22 @@
-"""Fixtures of the daemon's tests: an endpoint with a certificate that the daemon trusts, and instances."""
+"""Fixtures of the daemon's tests: an endpoint whose certificate the daemon trusts, instances, clients."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from tests.support.api import Client
 from tests.support.certificates import Certificates
 from tests.support.daemon import DaemonProcess
 from tests.support.database import Database
 from tests.support.endpoint import Endpoint
+from tests.support.postgres import LocalServer
+from tests.support.wire import Wire
 
 MakeDaemon = Callable[..., DaemonProcess]
+MakeApi = Callable[..., Awaitable[Client]]
 
 # A lease is at least five seconds longer than the timeout.
 SHORT = {"timeout_seconds": 1.0, "lease_seconds": 7.0}
@@ -57,3 +62,33 @@ def make_daemon(database: Database, certificates: Certificates, tmp_path: Path) 
     yield make
     for daemon in made:
         daemon.stop()
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    """Give connections to ask over."""
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=20)
+    ) as session:
+        yield session
+
+
+@pytest.fixture
+def make_api(make_daemon: MakeDaemon, session: aiohttp.ClientSession) -> MakeApi:
+    """Give a way to start an instance and to ask it."""
+
+    async def make(**sections: dict[str, Any]) -> Client:
+        return Client(session, await make_daemon(**sections).start())
+
+    return make
+
+
+@pytest.fixture
+async def wire(database: Database) -> AsyncIterator[Wire]:
+    """Give a way to the database that can be cut."""
+    if not isinstance(database.server, LocalServer):
+        pytest.skip("the way to this server is not known to be TCP on this machine")
+    wire = Wire(database.dsn("daemon"))
+    await wire.open()
+    yield wire
+    await wire.close()

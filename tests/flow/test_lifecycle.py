@@ -1,4 +1,4 @@
-"""Signals, reloads, several instances: what an operator does to a daemon while it delivers."""
+"""Signals and several instances: what an operator does to a daemon while it delivers. Reloads: reload/."""
 
 from collections import Counter
 
@@ -76,50 +76,3 @@ async def test_a_second_signal_ends_it_at_once(
     await daemon.until(lambda: daemon.logged("draining"), "draining")
     daemon.sigterm()
     assert await daemon.ended() == 1
-
-
-async def test_sighup_swaps_a_good_configuration(
-    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
-) -> None:
-    """A lower limit dead-letters at once what has reached it; a key that needs a restart is named."""
-    await subscribed(flow, endpoint)
-    endpoint.answer(500)
-    daemon = await make_daemon(retry={"base_delay_seconds": 3600, "max_delay_seconds": 3600}).start()
-    await flow.publish()
-    await until(
-        flow.daemon,
-        "select exists (select from webhookd.webhook_delivery_sagas where status = 'PendingRetry')",
-    )
-    daemon.configure(retry={"max_attempts": 1}, database={"pool_size": 7})
-    daemon.sighup()
-    await until(flow.daemon, "select exists (select from webhookd.dead_letters)")
-    assert daemon.logged("database.pool_size changed")
-    assert daemon.metric("webhookd_config_last_reload_successful") == 1
-
-
-async def test_sighup_refuses_a_bad_configuration(
-    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
-) -> None:
-    """A bad file changes nothing but a log line and a metric; the daemon goes on delivering."""
-    await subscribed(flow, endpoint)
-    daemon = await make_daemon().start()
-    daemon.config_path.write_text("[retry]\nmax_attemps = 3\n")
-    daemon.sighup()
-    await daemon.until(lambda: daemon.metric("webhookd_config_last_reload_successful") == 0, "refused")
-    [line] = daemon.logged("not reloaded")
-    assert "did you mean max_attempts" in line["message"]
-    await flow.publish()
-    await endpoint.received(1)
-
-
-async def test_a_hundred_reloads_under_load(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
-    """Reloading while delivering loses nothing and doubles nothing."""
-    await subscribed(flow, endpoint)
-    daemon = await make_daemon().start()
-    await publish_many(flow, 2000, [EVENT_TYPE])
-    for number in range(100):
-        daemon.sighup()
-        await endpoint.received(min(2000, number * 15))
-    await until(flow.daemon, COMPLETED, 2000)
-    assert set(receipts(endpoint).values()) == {1}
-    assert daemon.metric("webhookd_config_reloads_total") >= 1

@@ -212,6 +212,12 @@ class Endpoint:
         """Never answer."""
         self.behave(_hang, path)
 
+    def hold(self, path: str | None = None) -> "Gate":
+        """Keep requests open until the gate lets them through."""
+        gate = Gate(self._loop)
+        self.behave(gate.hold, path)
+        return gate
+
     def close_at_once(self, path: str | None = None) -> None:
         """Close instead of answering."""
         self.behave(_raw(b""), path)
@@ -335,6 +341,39 @@ class Endpoint:
         self.requests.append(request)
         behaviour = self._behaviours.get(request.path) or self._behaviours[None]
         return await behaviour(request, connection)
+
+
+class Gate:
+    """Requests that are held open, and how many they were at most."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.open = 0
+        self.most_open = 0
+        self._loop = loop
+        self._places = asyncio.Semaphore(0)
+
+    async def hold(self, request: Request, connection: Connection) -> bool:
+        """A behaviour."""
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            await self._places.acquire()
+        finally:
+            self.open -= 1
+        return await _answer(200, b"", {})(request, connection)
+
+    def let_through(self, count: int) -> None:
+        """Answer so many, of those that are open or that come."""
+        for _ in range(count):
+            self._loop.call_soon_threadsafe(self._places.release)
+
+    async def opened(self, count: int) -> None:
+        """Wait until exactly so many are open."""
+        deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
+        while self.open != count:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{self.open} open, not {count}, after {CONDITION_TIMEOUT_SECONDS} s")
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
 async def _read_request(connection: Connection, answered_unread: set[str]) -> Request:

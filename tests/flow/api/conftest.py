@@ -1,0 +1,23 @@
+"""An instance to ask, and the bounds that its answers are held to."""
+
+import pytest
+
+from tests.flow.conftest import MakeApi
+from tests.support.api import Client
+from tests.support.daemon import DaemonProcess
+
+MAX_BYTES = 4096
+# A question that waits for the database is answered in less than this, whatever the database does.
+UNAVAILABLE_SECONDS = 2.0
+
+
+@pytest.fixture
+async def api(make_api: MakeApi) -> Client:
+    """Give a client of an instance without tokens, which takes small bodies."""
+    return await make_api(api={"max_payload_bytes": MAX_BYTES}, delivery={"timeout_seconds": 1.0})
+
+
+@pytest.fixture
+def daemon(api: Client) -> DaemonProcess:
+    """Give the instance itself."""
+    return api.daemon

@@ -1,0 +1,108 @@
+"""Bodies that are refused: not an event, not JSON, too large, of another type or encoding."""
+
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator
+
+from tests.flow.api.conftest import MAX_BYTES
+from tests.support.api import JSON, Client
+from tests.support.daemon import DaemonProcess
+from tests.support.flow import Flow
+
+
+async def test_bodies_that_are_no_event_are_refused(api: Client, flow: Flow) -> None:
+    """Each gets its own answer, and nothing is stored."""
+
+    def payload(text: bytes) -> bytes:
+        return b'{"event_type": "a", "payload": %s}' % text
+
+    cases: list[tuple[bytes, tuple[int, str]]] = [
+        (b"", (400, "malformed_json")),
+        (b"{} x", (400, "malformed_json")),
+        (b"[]", (422, "invalid_request")),
+        (b"7", (422, "invalid_request")),
+        (b"\xef\xbb\xbf" + payload(b"1"), (400, "malformed_json")),
+        (payload(b"1").decode().encode("utf-16"), (400, "malformed_json")),
+        (payload(b"1").decode().encode("utf-32"), (400, "malformed_json")),
+        (payload(b'"\xff"'), (400, "malformed_json")),
+        (payload(b'"\xed\xa0\x80"'), (400, "malformed_json")),
+        (payload(b'"\\ud800 alone"'), (400, "malformed_json")),
+        (payload(b"NaN"), (400, "malformed_json")),
+        (payload(b"Infinity"), (400, "malformed_json")),
+        (payload(b"[1,]"), (400, "malformed_json")),
+        (payload(b"[" * 501 + b"]" * 501), (400, "too_deep")),
+        (payload(b"[" * 2000), (400, "too_deep")),
+        (b'{"event_type": "a"}', (422, "invalid_request")),
+        (b'{"payload": 1}', (422, "invalid_request")),
+        (b'{"event_type": "a", "payload": 1, "id": 7}', (422, "unknown_field")),
+        (b'{"event_type": "a", "payload": 1, "__proto__": {}}', (422, "unknown_field")),
+    ]
+    for event_type in ("", "a" * 101, "a..b", "a b", "a%", "A.\u0430", "*", "a\n", "a\0", ".a", 7, None):
+        body = json.dumps({"event_type": event_type, "payload": 1}).encode()
+        cases.append((body, (422, "invalid_request")))
+    for field, values in {
+        "idempotency_key": ("", "k" * 256, "a\0", "a\n", 7),
+        "correlation_id": ("", "c" * 256, "é", "a\r\nX: y", " a", 7),
+    }.items():
+        for value in values:
+            body = json.dumps({"event_type": "a", "payload": 1, field: value}).encode()
+            cases.append((body, (422, "invalid_request")))
+    for sent, told in cases:
+        answer = await api.send(sent)
+        assert answer.told == told, (sent[:80], answer)
+    assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 0
+
+
+async def test_a_body_may_be_as_large_as_is_set(api: Client, daemon: DaemonProcess) -> None:
+    """Exactly the bound is taken, a byte more is not, announced or chunked; the bound is reloaded."""
+    frame = b'{"event_type":"a","payload":"%s"}'
+    full = frame % (b"x" * (MAX_BYTES - len(frame) + 2))
+    assert len(full) == MAX_BYTES
+    over = full[:-2] + b'x"}'
+    assert (await api.send(full)).status == 202
+    assert (await api.send(over)).told == (413, "payload_too_large")
+
+    async def chunks(body: bytes) -> AsyncIterator[bytes]:
+        yield body[:1000]
+        yield body[1000:]
+
+    chunked = await api.ask("POST", "/v1/events", data=chunks(full), headers=JSON)
+    assert chunked.status == 202
+    chunked = await api.ask("POST", "/v1/events", data=chunks(over), headers=JSON)
+    assert chunked.told == (413, "payload_too_large")
+    daemon.configure(api={"max_payload_bytes": MAX_BYTES + 1})
+    assert await daemon.reload()
+    assert (await api.send(over)).status == 202
+
+
+async def test_a_length_that_is_too_large_is_refused_from_the_header(api: Client) -> None:
+    """The answer comes at once, before any body, and the connection ends."""
+    head = (
+        "POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 99999999999\r\n\r\n"
+    )
+    started = time.monotonic()
+    answer = await api.raw(head.encode() + b"{")
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"payload_too_large" in answer
+    assert time.monotonic() - started < 5
+
+
+async def test_wrong_types_and_encodings_are_refused(api: Client) -> None:
+    """Only application/json in UTF-8, and not encoded."""
+    body = b'{"event_type":"a","payload":1}'
+    for kind in (
+        "text/html",
+        "application/json; charset=utf-16",
+        "application/json; charset=nonsense",
+        "json",
+        "",
+    ):
+        answer = await api.ask("POST", "/v1/events", data=body, headers={"Content-Type": kind})
+        assert answer.told == (415, "unsupported_media_type"), kind
+    for encoding, sent in (("gzip", gzip.compress(body)), ("gzip", b"garbage"), ("br", body)):
+        answer = await api.ask("POST", "/v1/events", data=sent, headers=JSON | {"Content-Encoding": encoding})
+        assert answer.told == (415, "unsupported_encoding"), encoding
+    good = {"Content-Type": "Application/JSON; charset=UTF-8", "Content-Encoding": "identity"}
+    assert (await api.ask("POST", "/v1/events", data=body, headers=good)).status == 202

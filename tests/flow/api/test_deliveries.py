@@ -1,0 +1,35 @@
+"""/v1/deliveries: listed, and one with its attempts."""
+
+from tests.support.api import Client, is_time
+from tests.support.endpoint import Endpoint
+from tests.support.flow import Flow
+from tests.support.waiting import until
+
+
+async def test_deliveries_are_listed_and_shown_with_their_attempts(
+    api: Client, endpoint: Endpoint, flow: Flow
+) -> None:
+    """By status, subscription and event; one with what each attempt was answered."""
+    made = await api.subscribe(endpoint, max_attempts=2)
+    endpoint.fail_times(1, 503)
+    ids = [(await api.event()).body["id"] for _ in range(2)]
+    await until(
+        flow.daemon, "select count(*) = 2 from webhookd.webhook_delivery_sagas where status = 'Completed'"
+    )
+    listed = (await api.get("/v1/deliveries")).body["items"]
+    assert [one["event_id"] for one in listed] == ids[::-1]
+    assert {one["subscription_id"] for one in listed} == {made["id"]}
+    assert await api.pages("/v1/deliveries?status=Completed", limit=1) == [[one["id"]] for one in listed]
+    assert await api.pages("/v1/deliveries?status=DeadLettered", limit=1) == [[]]
+    assert await api.pages(f"/v1/deliveries?event_id={ids[0]}", limit=9) == [[listed[1]["id"]]]
+    assert await api.pages(f"/v1/deliveries?subscription_id={made['id'] + 1}", limit=9) == [[]]
+    retried = max(listed, key=lambda one: one["attempt_count"])
+    one = (await api.get(f"/v1/deliveries/{retried['id']}")).body
+    assert {name: one[name] for name in retried} == retried
+    assert [(a["attempt"], a["status"], a["response_status"]) for a in one["attempts"]] == [
+        (1, "Failed", 503),
+        (2, "Completed", 200),
+    ]
+    assert one["attempts"][0]["error_code"] == "HTTP_503"
+    assert is_time(one["attempts"][0]["finished_at"])
+    assert "lease_token" not in one["attempts"][0]

@@ -1,0 +1,110 @@
+"""What is asked wrongly gets a problem; health, status and metrics; connections at the end."""
+
+import asyncio
+import time
+
+from tests.support.api import Client
+from tests.support.daemon import DaemonProcess
+
+
+async def test_ids_and_parameters_that_are_none(api: Client) -> None:
+    """404 for an id that cannot be, 422 for a parameter: never a word of the database's."""
+    for resource in ("events", "subscriptions", "deliveries", "dead-letters"):
+        for item in (
+            "0",
+            "999",
+            "abc",
+            "1.5",
+            "-1",
+            "9" * 19,
+            "9" * 100,
+            "%00",
+            "..%2f",
+            "1%20or%201=1",
+            "٣",
+        ):
+            answer = await api.get(f"/v1/{resource}/{item}")
+            assert answer.told == (404, "not_found"), (resource, item)
+        for query in (
+            "limit=0",
+            "limit=1001",
+            "limit=x",
+            "limit=1&limit=2",
+            "cursor=' or 1=1--",
+            "cursor=0",
+            "cursor=99999999999999999999",
+            "cursor=",
+            "sort=id",
+            "token=x",
+        ):
+            answer = await api.get(f"/v1/{resource}?{query}")
+            assert answer.told == (422, "invalid_parameter"), (resource, query)
+    for query in (
+        "deliveries?status=completed",
+        "deliveries?event_id=x",
+        "events?event_type=%00",
+        "events?idempotency_key=%00",
+        "events?idempotency_key=%ff%00",
+        "dead-letters?error_code=%00",
+        "dead-letters?failed_after=infinity",
+        "dead-letters?failed_after=2026-01-01",
+        "subscriptions?active=maybe",
+    ):
+        assert (await api.get(f"/v1/{query}")).told == (422, "invalid_parameter"), query
+
+
+async def test_unknown_routes_and_methods(api: Client) -> None:
+    """404, and 405 with what is allowed; no CORS, no HEAD, no TRACE."""
+    for path in ("/v2/events", "/v1/events/1/payload", "/nothing", "/v1//events"):
+        assert (await api.get(path)).told == (404, "not_found")
+    for method in ("DELETE", "PUT", "OPTIONS", "TRACE"):
+        answer = await api.ask(method, "/v1/subscriptions/1")
+        assert answer.told == (405, "method_not_allowed")
+        assert answer.headers["Allow"] == "GET, PATCH"
+        assert "Access-Control-Allow-Origin" not in answer.headers
+    assert (await api.ask("HEAD", "/v1/events")).status == 405
+
+
+async def test_what_is_not_http_is_answered_and_closed(daemon: DaemonProcess, api: Client) -> None:
+    """400 as a problem, and the connection ends; the daemon goes on."""
+    for data in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 not HTTP\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /v1/events?" + b"x" * 10_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        (
+            b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"
+        ),
+    ):
+        answer = await api.raw(data)
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 ")), (data[:60], answer)
+        assert b"application/problem+json" in answer
+    assert (await api.event()).status == 202
+    assert not daemon.logged("a request failed")
+
+
+async def test_health_status_and_metrics(api: Client, daemon: DaemonProcess) -> None:
+    """Each answers; accepted events are counted, duplicates not."""
+    assert (await api.get("/healthz")).body == {"alive": True}
+    assert (await api.get("/readyz")).body == {"ready": True}
+    await api.event(idempotency_key="k")
+    await api.event(idempotency_key="k")
+    await api.post("/v1/events/batch", {"events": [{"event_type": "a", "payload": 1}] * 2})
+    assert daemon.metric("webhookd_events_accepted_total") == 3
+    status = (await api.get("/status")).body
+    assert status["ready"] is True
+    assert "api" in [service["name"] for service in status["services"]]
+
+
+async def test_open_connections_do_not_delay_the_end(daemon: DaemonProcess, api: Client) -> None:
+    """SIGTERM with idle connections and half a request: exit 0 within the moment that requests are given."""
+    await asyncio.gather(*(api.event() for _ in range(10)))
+    _, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
+    writer.write(b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: app")
+    await writer.drain()
+    started = time.monotonic()
+    daemon.sigterm()
+    assert await daemon.ended() == 0
+    assert time.monotonic() - started < 8
+    writer.close()

@@ -1,0 +1,186 @@
+"""/v1/subscriptions: made, read, listed, changed, paused, given a new secret, refused."""
+
+import json
+import time
+from datetime import datetime
+from typing import Any
+
+from standardwebhooks import Webhook
+
+from tests.flow.conftest import MakeApi
+from tests.support.api import Client, is_time
+from tests.support.daemon import DaemonProcess
+from tests.support.endpoint import Endpoint
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.waiting import until
+
+
+async def test_a_subscription_is_made_and_read(api: Client, endpoint: Endpoint) -> None:
+    """201 with the secret this once; the URL as it is stored; neither secret nor headers ever again."""
+    asked = {
+        "event_type": EVENT_TYPE,
+        "callback_url": f"HTTPS://LOCALHOST:{endpoint.port}/a?b=1",
+        "max_attempts": 3,
+        "base_delay_seconds": 0.5,
+        "headers": {"X-Key": "hidden"},
+        "description": "of a test",
+    }
+    created = await api.post("/v1/subscriptions", asked)
+    assert created.status == 201
+    assert created.body["secret"].startswith("whsec_")
+    assert (created.body["active"], created.body["verified"]) == (True, False)
+    assert created.body["callback_url"] == f"https://localhost:{endpoint.port}/a?b=1"
+    read = await api.get(f"/v1/subscriptions/{created.body['id']}")
+    secret = created.body.pop("secret")
+    assert read.body == created.body
+    assert secret not in json.dumps(read.body)
+    assert "hidden" not in json.dumps(read.body)
+    assert read.body["health"]["consecutive_failures"] == 0
+    assert is_time(read.body["created_at"])
+    for name in ("max_attempts", "base_delay_seconds", "description"):
+        assert read.body[name] == asked[name]
+
+
+async def test_subscriptions_are_listed_by_filter(api: Client, endpoint: Endpoint) -> None:
+    """By type, by active, by verified; in pages."""
+    first = await api.subscribe(endpoint)
+    made = [
+        (await api.post("/v1/subscriptions", {"event_type": "b", "callback_url": endpoint.url()})).body["id"]
+        for _ in range(3)
+    ]
+    await api.patch(f"/v1/subscriptions/{made[0]}", {"active": False})
+    everything = [*reversed(made), first["id"]]
+    assert await api.pages("/v1/subscriptions", limit=2) == [everything[:2], everything[2:]]
+    assert await api.pages("/v1/subscriptions?event_type=b", limit=9) == [everything[:3]]
+    assert await api.pages("/v1/subscriptions?active=false", limit=9) == [[made[0]]]
+    assert await api.pages("/v1/subscriptions?verified=true", limit=9) == [[first["id"]]]
+
+
+BAD_URLS = {
+    "http://receiver.example/": "https_required",
+    "ftp://receiver.example/": "scheme",
+    "": "scheme",
+    "//receiver.example/p": "scheme",
+    "https:///path": "host_missing",
+    " https://receiver.example": "control_char",
+    "https://receiver.example/a\r\nX: y": "control_char",
+    "https://receiver.example/\0": "control_char",
+    "https://user:pw@receiver.example/": "userinfo",
+    "https://receiver.example/#f": "fragment",
+    "https://10.0.0.1/": "blocked_address",
+    "https://169.254.169.254/latest/meta-data/": "blocked_address",
+    "https://[::ffff:10.0.0.1]/": "blocked_address",
+    "https://[fe80::1%25lo]/": "ipv6_zone",
+    "https://2130706433/": "host",
+    "https://a..b/": "host",
+    "https://receiver.example:22/": "port",
+    "https://receiver.example:99999/": "port",
+    "https://receiver.example/%0d%0a": "path",
+    "https://receiver.example/" + "a" * 500: "url_too_long",
+}
+
+
+BAD_HEADERS: list[tuple[dict[str, str], str]] = [
+    ({"X-A": "a\r\nX: y"}, "header_value"),
+    ({"X-A": "é☃"}, "header_value"),
+    ({"X-A": "a\tb"}, "header_value"),
+    ({"": "1"}, "header_name"),
+    ({"X A": "1"}, "header_name"),
+    ({"Content-Length": "999"}, "header_forbidden"),
+    ({"Host": "evil.internal"}, "header_forbidden"),
+    ({"Webhook-Id": "1"}, "header_forbidden"),
+    ({"X-A": "1", "x-a": "2"}, "header_duplicate"),
+    ({f"X-{number}": "1" for number in range(21)}, "too_many_headers"),
+]
+
+
+async def test_bad_addresses_headers_and_policies_are_refused(api: Client, flow: Flow) -> None:
+    """With the code of what is wrong, the same on create and on patch; and nothing is stored or changed."""
+    good = {"event_type": "a", "callback_url": "https://receiver.example/hook"}
+    cases: list[tuple[dict[str, Any], str]] = [
+        *(({"callback_url": url}, code) for url, code in BAD_URLS.items()),
+        *(({"headers": headers}, code) for headers, code in BAD_HEADERS),
+        ({"headers": {"X-A": 7}}, "invalid_request"),
+        ({"headers": None}, "invalid_request"),
+        ({"callback_url": None}, "invalid_request"),
+        ({"max_attempts": 0}, "invalid_request"),
+        ({"max_attempts": 1001}, "invalid_request"),
+        ({"max_attempts": "3"}, "invalid_request"),
+        ({"base_delay_seconds": -1}, "invalid_request"),
+        ({"base_delay_seconds": 31536001}, "invalid_request"),
+        ({"description": "d" * 501}, "invalid_request"),
+        ({"description": "a\0"}, "invalid_request"),
+        ({"verified": True}, "unknown_field"),
+        ({"secret": "whsec_x"}, "unknown_field"),
+    ]
+    made = (await api.post("/v1/subscriptions", good)).body
+    made.pop("secret")
+    for fields, code in cases:
+        answer = await api.post("/v1/subscriptions", good | fields)
+        assert answer.told == (422, code), (fields, answer)
+        answer = await api.patch(f"/v1/subscriptions/{made['id']}", fields)
+        assert answer.told == (422, code), (fields, answer)
+    for fields in ({"active": None}, {"active": 1}):
+        answer = await api.patch(f"/v1/subscriptions/{made['id']}", fields)
+        assert answer.told == (422, "invalid_request"), fields
+    answer = await api.patch(f"/v1/subscriptions/{made['id']}", {"event_type": "b"})
+    assert answer.told == (422, "unknown_field")
+    assert (await api.get(f"/v1/subscriptions/{made['id']}")).body == made
+    assert await flow.daemon.fetchval("select count(*) from webhookd.subscriptions") == 1
+
+
+async def test_a_patch_changes_what_it_names(api: Client, endpoint: Endpoint, flow: Flow) -> None:
+    """Policy, headers and the pause; null takes an override back; a new address is not verified."""
+    made = await api.subscribe(endpoint, max_attempts=3)
+    path = f"/v1/subscriptions/{made['id']}"
+    changed = await api.patch(path, {"max_attempts": None, "base_delay_seconds": 1.5, "active": False})
+    assert changed.status == 200
+    assert (changed.body["max_attempts"], changed.body["base_delay_seconds"]) == (None, 1.5)
+    assert (changed.body["active"], changed.body["verified"]) == (False, True)
+    assert (await api.patch(path, {})).body == (await api.get(path)).body
+
+    await api.patch(path, {"active": True, "headers": {"X-Key": "k"}, "description": "d"})
+    await api.event()
+    request = (await endpoint.received(2))[-1]
+    assert request.headers["x-key"] == "k"
+    moved = await api.patch(path, {"callback_url": endpoint.url("/moved")})
+    assert (moved.body["active"], moved.body["verified"]) == (True, False)
+    await until(flow.daemon, "select not exists (select from webhookd.event_routing_queue)")
+
+
+async def test_a_paused_subscription_resumes_at_once(
+    api: Client, endpoint: Endpoint, flow: Flow, daemon: DaemonProcess
+) -> None:
+    """What was held while it was paused is delivered as soon as a PATCH makes it active again."""
+    made = await api.subscribe(endpoint, base_delay_seconds=0)
+    endpoint.answer(500)
+    path = f"/v1/subscriptions/{made['id']}"
+    await api.event()
+    await endpoint.received(2)
+    await api.patch(path, {"active": False})
+    endpoint.answer(200)
+    await until(
+        flow.daemon,
+        "select exists (select from webhookd.webhook_delivery_sagas where status = 'PendingRetry')",
+    )
+    [held] = (await api.get("/v1/deliveries")).body["items"]
+    assert held["held"] is True
+    await api.patch(path, {"active": True})
+    await until(flow.daemon, "select status = 'Completed' from webhookd.webhook_delivery_sagas")
+    assert daemon.metric("webhookd_service_restarts_total") == 0
+
+
+async def test_a_rotated_secret_signs_beside_the_old_one(make_api: MakeApi, endpoint: Endpoint) -> None:
+    """Both verify a delivery during the overlap, which is a setting."""
+    api = await make_api(subscriptions={"secret_overlap_seconds": 3600})
+    made = await api.subscribe(endpoint)
+    rotated = await api.post(f"/v1/subscriptions/{made['id']}/rotate-secret")
+    assert rotated.status == 200
+    assert set(rotated.body) == {"secret", "previous_valid_until"}
+    left = datetime.fromisoformat(rotated.body["previous_valid_until"]).timestamp() - time.time()
+    assert 3500 < left < 3700
+    await api.event()
+    request = (await endpoint.received(2))[-1]
+    for secret in (made["secret"], rotated.body["secret"]):
+        Webhook(secret).verify(request.body, request.headers)
+    assert (await api.post("/v1/subscriptions/999/rotate-secret")).told == (404, "not_found")

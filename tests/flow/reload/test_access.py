@@ -1,0 +1,95 @@
+"""Reloaded: who may ask, and who may be asked."""
+
+from tests.flow.conftest import MakeApi, MakeDaemon
+from tests.flow.reload.swaps import swaps
+from tests.flow.test_scenarios import subscribed
+from tests.support.api import tokens
+from tests.support.certificates import Certificates
+from tests.support.daemon import DaemonProcess
+from tests.support.endpoint import Endpoint
+from tests.support.flow import Flow
+from tests.support.waiting import until
+
+FAILED = "select exists (select from webhookd.webhook_delivery_jobs where error_code = $1)"
+ALL_COMPLETED = "select bool_and(status = 'Completed') from webhookd.webhook_delivery_sagas"
+# A delivery that cannot be made is not given up while a test looks at it.
+PATIENT = {"max_attempts": 1000}
+
+
+@swaps("api.tokens")
+async def test_tokens_are_reloaded(make_api: MakeApi) -> None:
+    """By the next request one taken out is refused, one put in works, and a scope taken away is missed."""
+    before = {"operator": ("read",), "old": ("read",), "narrowed": ("read", "ingest")}
+    api = await make_api(api={"tokens": tokens(before)})
+    api.daemon.token = "operator"
+    old, new, narrowed = (api.as_token(token) for token in ("old", "new", "narrowed"))
+    assert (await old.get("/v1/events")).status == 200
+    assert (await new.event()).status == 401
+    assert (await narrowed.event()).status == 202
+    after = {"operator": ("read",), "new": ("ingest",), "narrowed": ("read",)}
+    api.daemon.configure(api={"tokens": tokens(after)})
+    assert await api.daemon.reload()
+    assert (await old.get("/v1/events")).told == (401, "unauthorized")
+    assert (await new.event()).status == 202
+    assert (await narrowed.event()).told == (403, "forbidden")
+    assert (await narrowed.get("/v1/events")).status == 200
+
+
+@swaps("delivery.allow_networks")
+async def test_a_network_taken_out_is_not_delivered_to(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """Not even over a connection that was open already; put in again, what waited is delivered."""
+    await subscribed(flow, endpoint)
+    daemon = await make_daemon(retry=PATIENT).start()
+    await deliver_over_one_connection(flow, endpoint)
+    await blocked_meanwhile(
+        flow,
+        endpoint,
+        daemon,
+        "ADDRESS_BLOCKED",
+        delivery=({"allow_networks": []}, {"allow_networks": ["127.0.0.0/8"]}),
+    )
+
+
+@swaps("delivery.ca_file")
+async def test_an_authority_taken_out_is_not_trusted(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon, certificates: Certificates
+) -> None:
+    """The same with the authority of its certificate."""
+    await subscribed(flow, endpoint)
+    ca_file = str(certificates.ca_file)
+    daemon = await make_daemon(retry=PATIENT).start()
+    await deliver_over_one_connection(flow, endpoint)
+    await blocked_meanwhile(
+        flow, endpoint, daemon, "TLS_FAILED", delivery=({"ca_file": ""}, {"ca_file": ca_file})
+    )
+
+
+async def deliver_over_one_connection(flow: Flow, endpoint: Endpoint) -> None:
+    """Two deliveries, the second over the connection that the first left open."""
+    for count in (1, 2):
+        await flow.publish()
+        await endpoint.received(count)
+        await until(flow.daemon, ALL_COMPLETED)
+    assert len({request.connection for request in endpoint.requests}) == 1
+
+
+async def blocked_meanwhile(
+    flow: Flow,
+    endpoint: Endpoint,
+    daemon: DaemonProcess,
+    error_code: str,
+    delivery: tuple[dict[str, object], dict[str, object]],
+) -> None:
+    """Between two reloads a delivery fails with this code and reaches nobody; after the second it arrives."""
+    closed, opened = delivery
+    daemon.configure(delivery=closed)
+    assert await daemon.reload()
+    await flow.publish()
+    await until(flow.daemon, FAILED, error_code)
+    assert len(endpoint.requests) == 2
+    daemon.configure(delivery=opened)
+    assert await daemon.reload()
+    await endpoint.received(3)
+    await until(flow.daemon, ALL_COMPLETED)
