@@ -43,15 +43,19 @@ class DaemonProcess:
             lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
         self.config_path.write_text("\n".join(lines) + "\n")
 
-    async def start(self) -> Self:
-        """Start it, and return when it is ready."""
+    def launch(self) -> None:
+        """Start it, whatever becomes of it."""
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: ASYNC220  a fork, and nothing to wait for
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "webhookd", "--config", str(self.config_path), "serve"],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
             )
+
+    async def start(self) -> Self:
+        """Start it, and return when it is ready."""
+        self.launch()
         await self.until(lambda: self.get("/readyz")[0] == 200, "ready")
         return self
 
@@ -99,6 +103,10 @@ class DaemonProcess:
         """The log lines with this message in them."""
         lines = [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
         return [line for line in lines if message in line["message"]]
+
+    def faults(self) -> list[dict[str, Any]]:
+        """The log lines about our own faults: a database that is away is none."""
+        return [line for line in self.logged("") if line["level"] == "error"]
 
     async def until(self, condition: Any, what: str) -> None:
         """Wait for a condition, asked without blocking the loop."""
