@@ -11,7 +11,7 @@ from collections import Counter
 from tests.flow.conftest import MakeDaemon
 from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
-from tests.support.traffic import ALL_DELIVERED, HealthWatch, Publisher, Receiver, broken_promises
+from tests.support.traffic import ALL_DELIVERED, HealthWatch, Publisher, Receiver, broken_promises, until_true
 from tests.support.waiting import until
 from webhookd.store.bells import SHADOW_SECONDS
 
@@ -61,7 +61,7 @@ async def test_killed_instances_are_stood_in_for(
     log.info("second request %.2f to %.2f s after the first kill", min(twice), max(twice))
 
 
-def seconds_to_second_receipt(receiver: Receiver, since: float) -> list[float]:
+def seconds_to_second_receipt(receiver: Receiver, since: float = 0) -> list[float]:
     """For each event that came again: when."""
     seen: Counter[str] = Counter()
     seconds = []
@@ -70,6 +70,21 @@ def seconds_to_second_receipt(receiver: Receiver, since: float) -> list[float]:
         if seen[receipt.request.headers["webhook-id"]] == 2:
             seconds.append(receipt.request.received_at - since)
     return seconds
+
+
+async def test_reports_may_fail_for_longer_than_their_leases(
+    flow: Flow, receiver: Receiver, make_daemon: MakeDaemon
+) -> None:
+    """A job comes back to the worker that still has its first result to report: that stops nothing."""
+    daemon = await make_daemon(delivery=SHORT).start()
+    publisher = Publisher([daemon])
+    reporting = "execute on function webhookd.report_results"
+    async with publisher.publishing():
+        await receiver.received(20)
+        await flow.superuser.execute(f"revoke {reporting} from webhookd_app")
+        await until_true(lambda: len(seconds_to_second_receipt(receiver)) >= 20)
+        await flow.superuser.execute(f"grant {reporting} to webhookd_app")
+    assert await broken_promises(flow.superuser, publisher, receiver) == []
 
 
 async def test_a_listener_cut_off_listens_again(
