@@ -12,6 +12,9 @@ from tests.support.certificates import Certificates
 from tests.support.daemon import DaemonProcess
 from tests.support.database import Database
 from tests.support.endpoint import Endpoint
+from tests.support.flow import Flow
+from tests.support.invariants import AUDIT
+from tests.support.traffic import Receiver
 from tests.support.postgres import LocalServer
 from tests.support.wire import Wire
 
@@ -36,6 +39,15 @@ def endpoint(certificates: Certificates) -> Iterator[Endpoint]:
     """Give a customer's endpoint, which answers 200."""
     with Endpoint(certificates.good) as endpoint:
         yield endpoint
+
+
+@pytest.fixture
+async def receiver(flow: Flow, endpoint: Endpoint) -> Receiver:
+    """Give a subscription in a database whose changes are audited."""
+    await flow.superuser.execute(AUDIT)
+    receiver = Receiver(endpoint)
+    await receiver.subscribe(flow)
+    return receiver
 
 
 @pytest.fixture

@@ -144,6 +144,10 @@ class DaemonProcess:
         lines = [json.loads(line) for line in self.said() if line.startswith("{")]
         return [line for line in lines if message in line["message"]]
 
+    def faults(self) -> list[dict[str, Any]]:
+        """The log lines about our own faults: a database that is away is none."""
+        return [line for line in self.logged("") if line["level"] == "error"]
+
     def resident_bytes(self) -> int:
         """How much memory it has."""
         status = Path(f"/proc/{self.process.pid}/status")

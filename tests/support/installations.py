@@ -4,6 +4,7 @@ Reads PATH, Debian's folders and the embedded wheel; hands on an Installation fo
 """
 
 import importlib.util
+import itertools
 import os
 import pwd
 import re
@@ -109,6 +110,12 @@ def open_to_all(folder: Path) -> None:
         if not path.is_symlink():
             mode = path.stat().st_mode & 0o777
             path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
+
+
+def installation_of(major: int) -> Installation | None:
+    """Return the preferred installation of a major, if this machine or the wheel has one."""
+    found = itertools.chain(local_installations(), embedded_installations())
+    return next((installation for installation in found if installation.major == major), None)
 
 
 def local_installations() -> Iterator[Installation]:

@@ -1,6 +1,7 @@
 """What webhookd promises, as queries that find the rows which break it: none, always.
 
-Names as in the promises' list. `receipts` is what endpoints got: a table of the test's own.
+Names as in the promises' list. `receipts` is what endpoints got, `client` what clients were told: tables of
+the test's own, filled by it as far as it knows (tests/support/traffic.py knows all).
 """
 
 from typing import TYPE_CHECKING
@@ -19,14 +20,21 @@ end
 $$;
 create trigger zz_audit after update on webhookd.webhook_delivery_sagas
     for each row execute function public.audit_saga();
-create table public.receipts (saga_id bigint, job_id bigint, response_status integer);
-create table public.client (event_id bigint, idempotency_key text);
+create table public.receipts (
+    saga_id bigint, job_id bigint, response_status integer,
+    received_at timestamptz, body bytea, verifies boolean);
+create table public.client (event_id bigint, idempotency_key text, payload text);
 """
 
 INVARIANTS = {
     "I1 an event that a client was told of is missing": """
-        select c.event_id from public.client c left join webhookd.events e on e.id = c.event_id
+        select c.event_id from public.client c
+        left join webhookd.events e
+            on e.id = c.event_id and e.idempotency_key is not distinct from c.idempotency_key
         where e.id is null
+    """,
+    "I1 an endpoint got an event that is missing": """
+        select from public.receipts where saga_id is null
     """,
     "I1 an idempotency key has two events": """
         select idempotency_key from webhookd.events where idempotency_key is not null
@@ -66,6 +74,13 @@ INVARIANTS = {
         left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id and j.result_applied_at is null
         group by s.id having count(j.id) <> case when s.status = 'InProgress' then 1 else 0 end
     """,
+    "I6 a request came after its saga was Completed, and no lease had expired": """
+        select r.saga_id from public.receipts r
+        join webhookd.webhook_delivery_sagas s on s.id = r.saga_id and s.status = 'Completed'
+        join webhookd.webhook_delivery_jobs j on j.saga_id = s.id
+        group by r.saga_id, r.received_at
+        having r.received_at > max(j.result_applied_at) and sum(j.lease_resets) = 0
+    """,
     "I7 Completed without a 2xx given by a receiver": """
         select s.id from webhookd.webhook_delivery_sagas s
         where s.status = 'Completed' and not exists (
@@ -91,6 +106,16 @@ INVARIANTS = {
         join (select saga_id, count(*) as receipts from public.receipts group by saga_id) r
             on r.saga_id = s.id
         where r.receipts > j.allowed
+    """,
+    "I10 a body is not the payload, or its signature does not verify": """
+        select r.saga_id from public.receipts r
+        join webhookd.webhook_delivery_sagas s on s.id = r.saga_id
+        join webhookd.events e on e.id = s.event_id
+        where r.body <> convert_to(e.payload::text, 'UTF8') or not r.verifies
+    """,
+    "I10 a payload is not what the client sent": """
+        select c.event_id from public.client c join webhookd.events e on e.id = c.event_id
+        where e.payload::text <> c.payload
     """,
     "one chain: a pair has more than one saga that lives": """
         select event_id, subscription_id from webhookd.webhook_delivery_sagas

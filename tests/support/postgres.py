@@ -43,6 +43,8 @@ SETTINGS = {
     "autovacuum": "on",
     "jit": "off",
 }
+# For a server that a test breaks, to see what it kept.
+DURABLE_SETTINGS = SETTINGS | {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 
 class ServerError(Exception):
@@ -116,9 +118,10 @@ class ContainerServer(Server):
 class LocalServer(Server):
     """A server which is a direct child of the tests, in a temporary folder."""
 
-    def __init__(self, installation: Installation) -> None:
+    def __init__(self, installation: Installation, *, durable: bool = False) -> None:
         super().__init__(installation.major)
         self._installation = installation
+        self._durable = durable
         self._password = secrets.token_hex(16)
         self._account: Account | None = None
         self._folder: Path | None = None
@@ -186,25 +189,30 @@ class LocalServer(Server):
     def _launch(self, folder: Path) -> None:
         """Start the server on a free port, once more if the port was taken meanwhile."""
         for _ in range(PORT_ATTEMPTS):
-            port = free_port()
-            settings = {
-                **SETTINGS,
-                "listen_addresses": "127.0.0.1",
-                "port": str(port),
-                "unix_socket_directories": str(folder),
-            }
-            command = [self._installation.program("postgres"), "-D", str(folder / "data")]
-            with open_log(folder) as log:
-                self._process = start_program(
-                    [*command, *setting_arguments(settings)], self._account, folder, log.fileno()
-                )
-            self.superuser_dsn = f"postgresql://postgres:{self._password}@127.0.0.1:{port}/postgres"
-            if wait_until_ready(self._process, self.superuser_dsn):
+            if self._launched(folder, free_port()):
                 return
-            end_process(self._process)
             if "Address already in use" not in log_tail(folder):
                 break
         raise ServerError(f"PostgreSQL {self.major} did not start:\n{log_tail(folder)}")
+
+    def _launched(self, folder: Path, port: int) -> bool:
+        """Start the server on this port; whether it accepts connections."""
+        settings = {
+            **(DURABLE_SETTINGS if self._durable else SETTINGS),
+            "listen_addresses": "127.0.0.1",
+            "port": str(port),
+            "unix_socket_directories": str(folder),
+        }
+        command = [self._installation.program("postgres"), "-D", str(folder / "data")]
+        with open_log(folder) as log:
+            self._process = start_program(
+                [*command, *setting_arguments(settings)], self._account, folder, log.fileno()
+            )
+        self.superuser_dsn = f"postgresql://postgres:{self._password}@127.0.0.1:{port}/postgres"
+        if wait_until_ready(self._process, self.superuser_dsn):
+            return True
+        end_process(self._process)
+        return False
 
 
 def readdress(dsn: str, database: str, user: str, password: str) -> str:

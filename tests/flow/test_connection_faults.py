@@ -1,0 +1,143 @@
+"""Instances killed and connections cut, one at a time or all in turn, while the server and others live on.
+
+How long healing took is logged (--log-cli-level=info), and not judged.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+
+from tests.flow.conftest import MakeDaemon
+from tests.support.database import Database
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.traffic import ALL_DELIVERED, HealthWatch, Publisher, Receiver, broken_promises, until_true
+from tests.support.waiting import until
+from webhookd.store.bells import SHADOW_SECONDS
+
+log = logging.getLogger(__name__)
+
+SHORT = {"timeout_seconds": 2.0, "lease_seconds": 7.0}
+LEASES_OF_PROCESS = """
+    select count(*) >= $2 from webhookd.webhook_delivery_jobs
+    where status = 'Leased' and split_part(worker_id, ':', 2) = $1
+"""
+RESETS = "select sum(lease_resets) from webhookd.webhook_delivery_jobs"
+BACKENDS = (
+    "select pid from pg_stat_activity where datname = current_database() and application_name = 'webhookd'"
+)
+# The heartbeat is the listener's last statement from its first beat on.
+LISTENERS = f"{BACKENDS} and query like '%pg_listening_channels%'"
+
+
+async def test_killed_instances_are_stood_in_for(
+    flow: Flow, receiver: Receiver, make_daemon: MakeDaemon
+) -> None:
+    """Kill -9 with requests in flight, then thrice more at any moment: all delivered, by who is left."""
+    instances = [await make_daemon(delivery=SHORT).start() for _ in range(3)]
+    publisher = Publisher(instances)
+    async with publisher.publishing():
+        await receiver.received(50)
+        receiver.hold()
+        doomed = publisher.daemons[0]
+        await until(flow.superuser, LEASES_OF_PROCESS, str(doomed.process.pid), 5)
+        doomed.kill()
+        killed_at = time.time()
+        receiver.release()
+        publisher.daemons.remove(doomed)
+        for _ in range(3):
+            successor = await make_daemon(delivery=SHORT).start()
+            await publisher.accepted(20)
+            await receiver.received(20)
+            publisher.daemons.append(successor)
+            publisher.daemons.pop(0).kill()
+    assert await broken_promises(flow.superuser, publisher, receiver) == []
+    resets = await flow.superuser.fetchval(RESETS)
+    assert resets >= 5
+    twice = seconds_to_second_receipt(receiver, killed_at)
+    assert twice
+    assert all(instance.faults() == [] for instance in instances)
+    log.info("%d events, %d leases reset, %d came twice", len(publisher.told), resets, len(twice))
+    log.info("second request %.2f to %.2f s after the first kill", min(twice), max(twice))
+
+
+def seconds_to_second_receipt(receiver: Receiver, since: float = 0) -> list[float]:
+    """For each event that came again: when."""
+    seen: Counter[str] = Counter()
+    seconds = []
+    for receipt in receiver.receipts:
+        seen[receipt.request.headers["webhook-id"]] += 1
+        if seen[receipt.request.headers["webhook-id"]] == 2:
+            seconds.append(receipt.request.received_at - since)
+    return seconds
+
+
+async def test_reports_may_fail_for_longer_than_their_leases(
+    flow: Flow, receiver: Receiver, make_daemon: MakeDaemon
+) -> None:
+    """A job comes back to the worker that still has its first result to report: that stops nothing."""
+    daemon = await make_daemon(delivery=SHORT).start()
+    publisher = Publisher([daemon])
+    reporting = "execute on function webhookd.report_results"
+    async with publisher.publishing():
+        await receiver.received(20)
+        await flow.superuser.execute(f"revoke {reporting} from webhookd_app")
+        await until_true(lambda: len(seconds_to_second_receipt(receiver)) >= 20)
+        await flow.superuser.execute(f"grant {reporting} to webhookd_app")
+    assert await broken_promises(flow.superuser, publisher, receiver) == []
+
+
+async def test_a_listener_cut_off_listens_again(
+    flow: Flow, database: Database, receiver: Receiver, make_daemon: MakeDaemon
+) -> None:
+    """Without polling: what was published to deaf ears is found, and the next publication is heard."""
+    daemon = await make_daemon(services={"poll_interval_seconds": 600}).start()
+    application = await database.connect("application")
+    publisher = Publisher([])
+
+    async def publish() -> None:
+        key, payload = f"order-{len(publisher.told)}", "{ }"
+        statement = "select webhookd.publish($1, $2, $3)"
+        event_id = await application.fetchval(statement, EVENT_TYPE, payload, key)
+        publisher.told[key] = (event_id, payload)
+
+    async def delivered() -> None:
+        await until(flow.superuser, ALL_DELIVERED)
+
+    await publish()
+    await delivered()
+    listener = 0
+    for _ in range(2):
+        await until(flow.superuser, f"select exists ({LISTENERS} and pid <> $1)", listener)
+        listener = await flow.superuser.fetchval(LISTENERS)
+        await publish()  # heard: nobody looks by himself any more
+        await delivered()
+        await asyncio.sleep(2 * SHADOW_SECONDS)  # or the echo of this would find the next
+        await flow.superuser.execute("select pg_terminate_backend($1, 5000)", listener)
+        await publish()  # to deaf ears
+        await delivered()
+    assert await broken_promises(flow.superuser, publisher, receiver) == []
+    assert daemon.metric("webhookd_service_restarts_total") >= 2
+    assert daemon.faults() == []
+
+
+async def test_cut_connections_are_replaced(flow: Flow, receiver: Receiver, make_daemon: MakeDaemon) -> None:
+    """Every backend of the instance ended, in turn, round after round: the others go on, nothing is lost."""
+    daemon = await make_daemon(delivery=SHORT).start()
+    publisher, health = Publisher([daemon]), HealthWatch(daemon)
+    cut = 0
+    async with health.watching(), publisher.publishing():
+        await receiver.received(20)
+        for _ in range(8):
+            for row in await flow.superuser.fetch(BACKENDS):
+                cut += await flow.superuser.fetchval("select pg_terminate_backend($1)::integer", row["pid"])
+                await publisher.accepted(2)
+                await receiver.received(2)
+    assert await broken_promises(flow.superuser, publisher, receiver) == []
+    assert set(health.healthz) == {200}
+    restarts = daemon.metric("webhookd_service_restarts_total")
+    assert restarts > 0
+    assert daemon.faults() == []
+    resets = await flow.superuser.fetchval(RESETS)
+    log.info("%d connections cut, %d restarts, %d leases reset", cut, restarts, resets)
+    log.info("%d events, turned away %s", len(publisher.told), dict(publisher.turned_away))
