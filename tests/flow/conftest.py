@@ -14,8 +14,8 @@ from tests.support.database import Database
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.invariants import AUDIT
-from tests.support.traffic import Receiver
 from tests.support.postgres import LocalServer
+from tests.support.traffic import Receiver
 from tests.support.wire import Wire
 
 MakeDaemon = Callable[..., DaemonProcess]

@@ -14,7 +14,7 @@ from tests.flow.conftest import MakeDaemon
 from tests.support.breakable import BreakableServer
 from tests.support.daemon import DaemonProcess
 from tests.support.database import Cluster, Database
-from tests.support.installations import installation_of
+from tests.support.installations import installation_near
 from tests.support.postgres import Server, run_apart
 from tests.support.processes import processor_seconds
 from tests.support.traffic import APPLICATIONS, HealthWatch, Publisher, Receiver, broken_promises
@@ -30,10 +30,7 @@ MAX_CPU_SHARE = 0.05
 @pytest.fixture(scope="module")
 def server(postgres: Server) -> Iterator[BreakableServer]:
     """Give a server like the selected one, for these tests alone."""
-    installation = installation_of(postgres.major)
-    if installation is None:
-        pytest.skip(f"there is no PostgreSQL {postgres.major} here that a test could start, and so break")
-    server = BreakableServer(installation)
+    server = BreakableServer(installation_near(postgres.major))
     server.start()
     try:
         yield server

@@ -70,7 +70,6 @@ async def test_its_life_is_told(daemon: DaemonProcess, systemd: NotifySocket) ->
     assert systemd.messages == ["READY=1", begun[0], "READY=1", begun[1], "READY=1", "STOPPING=1"]
 
 
-@pytest.mark.xfail(reason="READY is told before any service has begun")
 async def test_not_ready_before_the_services_run(daemon: DaemonProcess, systemd: NotifySocket) -> None:
     """While the API cannot listen, whether this ends the daemon or is tried again, it is not ready."""
     with socket.create_server(("127.0.0.1", daemon.port)):
@@ -79,7 +78,6 @@ async def test_not_ready_before_the_services_run(daemon: DaemonProcess, systemd:
         assert "READY=1" not in systemd.messages
 
 
-@pytest.mark.xfail(reason="READY is told before signals are waited for", strict=False)
 async def test_a_reload_at_the_moment_it_is_ready(daemon: DaemonProcess, systemd: NotifySocket) -> None:
     """From READY on SIGHUP is a reload: before it, it would be the end."""
     systemd.heard = lambda message: (
@@ -109,7 +107,6 @@ async def test_no_watchdog_unless_asked_for(daemon: DaemonProcess, systemd: Noti
     assert daemon.metric("webhookd_service_restarts_total") == 0
 
 
-@pytest.mark.xfail(reason="WATCHDOG_PID is not looked at")
 async def test_no_watchdog_of_another_process(daemon: DaemonProcess, systemd: NotifySocket) -> None:
     """WATCHDOG_PID names who is asked to feed it: here, not us."""
     daemon.environment |= {"WATCHDOG_USEC": "100000", "WATCHDOG_PID": "1"}
@@ -118,7 +115,6 @@ async def test_no_watchdog_of_another_process(daemon: DaemonProcess, systemd: No
     assert not await systemd.received(0, "WATCHDOG")
 
 
-@pytest.mark.xfail(reason="an error of the socket ends the daemon")
 @pytest.mark.parametrize("address", FORMS, indirect=True)
 async def test_nobody_listens(daemon: DaemonProcess, address: str) -> None:
     """A socket that nobody reads any more, or no such name: told to nobody, and nothing else happens."""
@@ -132,7 +128,6 @@ async def test_nobody_listens(daemon: DaemonProcess, address: str) -> None:
     assert await daemon.ended() == 0
 
 
-@pytest.mark.xfail(reason="an error of the socket ends the daemon")
 async def test_nothing_is_there(daemon: DaemonProcess) -> None:
     """A path that is none, as in a container that has systemd's environment and not its files."""
     await daemon.start()

@@ -112,10 +112,10 @@ def open_to_all(folder: Path) -> None:
             path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
 
 
-def installation_of(major: int) -> Installation | None:
-    """Return the preferred installation of a major, if this machine or the wheel has one."""
+def installation_near(major: int) -> Installation:
+    """Return the preferred installation of a major, or of the nearest that this machine or the wheel has."""
     found = itertools.chain(local_installations(), embedded_installations())
-    return next((installation for installation in found if installation.major == major), None)
+    return min(found, key=lambda installation: abs(installation.major - major))
 
 
 def local_installations() -> Iterator[Installation]:

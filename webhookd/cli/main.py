@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 refused or failed, 2 usage, 69 database unavailable, 78 ba
 """
 
 import asyncio
+import difflib
 import os
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 
 from webhookd import __version__
 from webhookd.config.load import load_settings
-from webhookd.config.settings import Settings
+from webhookd.config.settings import SERVICES, Settings
 from webhookd.model.errors import ConfigurationError, Refused, WebhookdError
 from webhookd.store import migrations
 from webhookd.supervisor import daemon
@@ -66,6 +67,7 @@ def serve(config_path: Path | None, services: str | None) -> None:
     """
     environment = dict(os.environ)
     if services is not None:
+        _require_known(services)
         environment["WEBHOOKD_SERVICES_ENABLED"] = services
 
     def load() -> Settings:
@@ -92,6 +94,14 @@ def main() -> None:
         hint = f" ({error.hint})" if isinstance(error, Refused) and error.hint else ""
         click.echo(f"webhookd: {error}{hint}".replace("\n", " "), err=True)
         sys.exit(error.exit_code)
+
+
+def _require_known(services: str) -> None:
+    for name in filter(None, map(str.strip, services.split(","))):
+        if name not in SERVICES:
+            close = difflib.get_close_matches(name, SERVICES, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SERVICES)}"
+            raise click.UsageError(f"--services: unknown service {name}: {hint}")
 
 
 def _dsn(settings: Settings) -> str:

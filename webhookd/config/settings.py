@@ -132,6 +132,8 @@ def problems(settings: Settings) -> list[str]:
     found = _problems_of_api(settings.api)
     if settings.api.listen == settings.api.health_listen and "api" in settings.services.enabled:
         found.append("api.health_listen must be another address than api.listen, which serves the same")
+    if not settings.services.enabled:
+        found.append("services.enabled must name at least one service")
     delivery = settings.delivery
     if delivery.lease_seconds < delivery.timeout_seconds + 5:
         # A request may take its whole timeout, and its report a moment more, while the lease runs.

@@ -26,7 +26,7 @@ class Room(NamedTuple):
     @property
     def leaves_out(self) -> bool:
         """Whether somebody gets nothing, who may get something when a slot is given back."""
-        return any(used >= self.limit_of_one for used in self.busy.values())
+        return not self.wanted or any(used >= self.limit_of_one for used in self.busy.values())
 
 
 class Slots:

@@ -52,7 +52,6 @@ class Worker:
         self._slots = Slots()
         self._sending: set[asyncio.Task[None]] = set()
         self._claiming: Final = asyncio.Lock()
-        self._freed: Final = asyncio.Event()
         self._leaves_out = False
         self._draining = False
         self._mark = 0
@@ -62,28 +61,24 @@ class Worker:
         loop = asyncio.get_running_loop()
         forget_at = loop.time()
         while not self._draining:
-            interval_seconds = self._settings().services.poll_interval_seconds
             if loop.time() >= forget_at:
                 # A job that was reset, released or committed late lies behind the mark.
                 self._mark = 0
-                forget_at = loop.time() + interval_seconds
+                forgot_at = loop.time()
+            forget_at = forgot_at + self._settings().services.poll_interval_seconds
             settings = self._settings().delivery
             room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
-            if not room.wanted or self._reporter.waiting > settings.concurrency:
-                self._freed.clear()
-                with anyio.move_on_after(interval_seconds):
-                    await self._freed.wait()
-            elif not await self.run_once(room):
+            self._leaves_out = room.leaves_out
+            if self._reporter.waiting > settings.concurrency or not await self.run_once(room):
                 await self._bells.wait(Work.JOBS, timeout_seconds=max(0.0, forget_at - loop.time()))
 
     async def run_once(self, room: Room) -> int:
         """One claim, sent; how many jobs it got."""
         async with self._claiming:
-            return 0 if self._draining else await self._claim(room)
+            return 0 if self._draining or not room.wanted else await self._claim(room)
 
     async def _claim(self, room: Room) -> int:
         settings = self._settings().delivery
-        self._leaves_out = room.leaves_out
         asked_at = time.monotonic()
         async with self._pool.connection() as connection:
             leases = await jobs.claim(
@@ -121,7 +116,6 @@ class Worker:
     async def drain(self, grace_seconds: float) -> None:
         """Take no more; let what is under way end, and its report. What does not keeps its lease."""
         self._draining = True
-        self._freed.set()
         self._bells.ring_here(Work.JOBS)
         with anyio.move_on_after(grace_seconds):
             async with self._claiming:
@@ -152,7 +146,6 @@ class Worker:
         finally:
             self._slots.give_back(lease.subscription_id, len(delivery.payload))
             self._metrics.in_flight.set(self._slots.in_flight)
-            self._freed.set()
             if self._leaves_out:
                 # Jobs may wait for this slot alone, and nobody else rings for them.
                 self._bells.ring_here(Work.JOBS)

@@ -42,10 +42,11 @@ class Orchestrator:
         loop = asyncio.get_running_loop()
         look_at = loop.time()
         while True:
-            interval_seconds = self._settings().services.poll_interval_seconds
             if loop.time() >= look_at:
                 await self.look()
-                look_at = loop.time() + interval_seconds
+                looked_at = loop.time()
+            # By the settings of now: a shorter interval need not wait for the end of the longer.
+            look_at = looked_at + self._settings().services.poll_interval_seconds
             if not await self.run_once():
                 rung = await self._bells.wait(
                     Work.RESULTS, Work.SAGAS, timeout_seconds=max(0.0, look_at - loop.time())

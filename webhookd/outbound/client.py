@@ -79,6 +79,8 @@ def trusted_tls(ca_file: Path | None = None) -> ssl.SSLContext:
     if ca_file is not None:
         try:
             context.load_verify_locations(cafile=ca_file)
+        except ValueError as error:
+            raise ConfigurationError(f"delivery.ca_file {str(ca_file)!r} is no name of a file") from error
         except OSError as error:  # ssl.SSLError is one
             reason = "no certificate is in it" if isinstance(error, ssl.SSLError) else error.strerror
             raise ConfigurationError(f"delivery.ca_file {ca_file} cannot be used: {reason}") from error

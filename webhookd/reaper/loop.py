@@ -1,6 +1,5 @@
 """The reaper: takes back lost leases every few seconds. Rings JOBS, and RESULTS for those it gave up."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -29,7 +28,7 @@ class Reaper:
         """Reap, again at once while there is more, then after the interval."""
         while True:
             if await self.run_once() < BATCH_SIZE:
-                await asyncio.sleep(self._settings().reaper.interval_seconds)
+                await self._bells.wait(Work.LEASES, timeout_seconds=self._settings().reaper.interval_seconds)
 
     async def run_once(self) -> int:
         """One batch; how many leases were taken back."""

@@ -24,6 +24,7 @@ class Work(StrEnum):
     SAGAS = "webhookd_sagas"  # due, to be started
     JOBS = "webhookd_jobs"  # pending, to be claimed
     RESULTS = "webhookd_results"  # reported, to be applied
+    LEASES = "webhookd_leases"  # perhaps lost, to be looked for before their time
 
 
 class Bells:
@@ -51,7 +52,7 @@ class Bells:
         asyncio.get_running_loop().call_later(SHADOW_SECONDS, bell.set)
 
     def ring_all_here(self) -> None:
-        """Rings may have been lost: let everybody look."""
+        """Rings may have been lost, or the settings are others: let everybody look."""
         for bell in self._rung.values():
             bell.set()
 

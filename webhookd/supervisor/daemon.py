@@ -185,6 +185,7 @@ class Daemon:
             reloads.restart_needed = restart_needed(self._started_with, new)
             for key in reloads.restart_needed:
                 log.warning("%s changed: it takes effect at the next start", key)
+            self._bells.ring_all_here()
             if new.retry.max_attempts < old.retry.max_attempts:
                 self._orchestrator.limit_lowered()
         self._status.reloads = reloads

@@ -103,9 +103,6 @@ async def test_deliveries_go_on_under_a_bad_file(
     await endpoint.received(1)
 
 
-@pytest.mark.xfail(
-    reason="an error that is no WebhookdError ends the task that serves signals, and the daemon"
-)
 async def test_a_file_name_that_is_none_is_refused(make_daemon: MakeDaemon) -> None:
     """A NUL in it is an error of another kind than a missing file, and no worse."""
     daemon = await make_daemon().start()

@@ -1,7 +1,5 @@
 """Reloaded: how many requests are under way, how long each may take, how much is read of its answer."""
 
-import pytest
-
 from tests.flow.conftest import MakeDaemon
 from tests.flow.reload.swaps import swaps
 from tests.flow.test_lifecycle import COMPLETED, publish_many, receipts
@@ -21,17 +19,17 @@ async def test_fewer_or_more_requests_are_under_way(
     """Lowered: what is open ends, and no claim goes over the new bound. Raised: it is used."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
-    daemon = await make_daemon(delivery=PATIENT | {"concurrency": 5}).start()
+    daemon = await make_daemon(delivery=PATIENT | {"concurrency": 4}).start()
     await publish_many(flow, 20, [EVENT_TYPE])
-    await gate.opened(5)
+    await gate.opened(4)
     daemon.configure(delivery={"concurrency": 2})
     assert await daemon.reload()
-    gate.let_through(3)
+    gate.let_through(2)
     await gate.opened(2)
     gate.most_open = 2
     for number in range(6):
         gate.let_through(1)
-        await endpoint.received(6 + number)
+        await endpoint.received(5 + number)
     await gate.opened(2)
     assert gate.most_open == 2
     daemon.configure(delivery={"concurrency": 4})
@@ -119,7 +117,6 @@ async def test_an_answer_is_read_as_far_as_is_set(
     assert len({second, third, fourth}) == 3
 
 
-@pytest.mark.xfail(run=False, reason="the worker waits for a freed slot, and does not look at the settings")
 async def test_a_raised_bound_is_felt_while_all_is_busy(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
@@ -134,11 +131,10 @@ async def test_a_raised_bound_is_felt_while_all_is_busy(
     await gate.opened(3)
 
 
-@pytest.mark.xfail(reason="the lease's end is counted by the settings of the sending, not of the claim")
 async def test_a_longer_lease_is_not_that_of_a_job_leased_before(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Leased before the reload and ready to be sent after the lease: too late, whatever a lease is now."""
+    """Leased before the reload and ready to be sent after the lease: handed back, whatever a lease is now."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon(
         services={"enabled": ["api", "routing", "orchestration", "delivery"]},
@@ -155,7 +151,7 @@ async def test_a_longer_lease_is_not_that_of_a_job_leased_before(
     assert await daemon.reload()
     await until(flow.daemon, leased.format(" and lease_until < clock_timestamp()"))
     await transaction.commit()
-    await daemon.until(
-        lambda: daemon.logged("too late to send") or daemon.logged("attempt delivered"), "decided"
-    )
-    assert endpoint.requests == []
+    await until(flow.daemon, COMPLETED, 1)
+    assert daemon.logged("too late to send")
+    assert daemon.metric("webhookd_leases_released_total") == 1
+    assert len(endpoint.requests) == 1  # under the lease that followed

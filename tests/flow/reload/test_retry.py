@@ -1,7 +1,5 @@
 """Reloaded: the retry policy. It holds from the next failure on; a lower limit holds at once."""
 
-import pytest
-
 from tests.flow.conftest import MakeDaemon
 from tests.flow.reload.swaps import swaps
 from tests.flow.test_scenarios import subscribed
@@ -92,7 +90,6 @@ async def test_a_raised_limit_gives_the_next_failure_more_attempts(
     assert await flow.daemon.fetchval("select count(*) from webhookd.dead_letters") == 1
 
 
-@pytest.mark.xfail(reason="the sweep's error is nobody's, and ends the daemon")
 async def test_a_limit_lowered_without_the_database_holds_once_it_is_back(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon, wire: Wire
 ) -> None:

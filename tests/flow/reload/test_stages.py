@@ -1,7 +1,5 @@
 """Reloaded: batches and windows of the stages, the reaper's patience, the bounds of requests, logs."""
 
-import pytest
-
 from tests.flow.conftest import MakeApi, MakeDaemon
 from tests.flow.reload.swaps import swaps
 from tests.flow.test_lifecycle import COMPLETED, publish_many
@@ -101,7 +99,6 @@ async def lose_lease(flow: Flow) -> None:
     await flow.expire_lease(lease.job_id)
 
 
-@pytest.mark.xfail(run=False, reason="the reaper sleeps the old interval to its end")
 @swaps("reaper.interval_seconds")
 async def test_leases_are_looked_for_at_the_new_interval(flow: Flow, make_daemon: MakeDaemon) -> None:
     """From an hour to a moment: without the hour being waited for."""
@@ -118,7 +115,6 @@ async def test_leases_are_looked_for_at_the_new_interval(flow: Flow, make_daemon
     await until(flow.daemon, "select status = 'Pending' from webhookd.webhook_delivery_jobs")
 
 
-@pytest.mark.xfail(run=False, reason="each stage waits the old interval to its end")
 @swaps("services.poll_interval_seconds")
 async def test_work_is_looked_for_at_the_new_interval(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
