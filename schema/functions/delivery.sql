@@ -18,7 +18,7 @@ create or replace function webhookd.claim_jobs(
 returns table (job_id bigint, saga_id bigint, subscription_id bigint, event_id bigint, attempt integer, lease_token uuid,
                lease_until timestamptz, lease_resets integer, callback_url text, claimed_at timestamptz, resume_from bigint)
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
@@ -116,7 +116,7 @@ grant execute on function webhookd.claim_jobs(text, integer, double precision, i
 create or replace function webhookd.load_deliveries(job_ids bigint[], lease_tokens uuid[])
 returns table (job_id bigint, event_type text, payload text, correlation_id text, secrets text[], headers jsonb)
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off as $$
 #variable_conflict use_column
 begin
@@ -151,7 +151,7 @@ create or replace function webhookd.report_results(
     retry_after_seconds double precision[], response_excerpts bytea[])
 returns table (job_id bigint, verdict webhookd.report_verdict)
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
@@ -206,7 +206,7 @@ grant execute on function webhookd.report_results(
 -- Unstarted jobs handed back by their holder, as at a shutdown: not counted as resets. Returns those that were its own.
 create or replace function webhookd.release_jobs(job_ids bigint[], lease_tokens uuid[]) returns setof bigint
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');

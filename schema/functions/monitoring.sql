@@ -2,7 +2,8 @@
 -- Owns: what is waiting, for the gauges. Reads with its caller's rights and changes nothing.
 
 -- For each stage how much waits for it, counted up to `counted_up_to` and no further, and since when the oldest does. Never
--- a table scan: each count walks the partial index of what still lives, whatever the history, and stops at the bound.
+-- a table scan: each count walks the partial index of what still lives, whatever the history, and stops at the bound. The
+-- orders are the indexes': counted without, the planner walks any index whose predicate fits.
 --
 -- routing        events not routed yet
 -- orchestration  sagas due, of subscriptions that are active and verified
@@ -15,7 +16,7 @@
 create or replace function webhookd.backlog(counted_up_to integer)
 returns table (stage text, waiting bigint, oldest_at timestamptz)
 language plpgsql stable
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 begin
     if counted_up_to is null or counted_up_to < 1 then
@@ -40,9 +41,11 @@ begin
     )
     select case when g.delivered then 'orchestration' else 'held' end,
            (select count(*) from (
-               select from known k join webhook_delivery_sagas s on s.subscription_id = k.id
-               where k.delivered = g.delivered and s.status in ('Pending', 'PendingRetry') and s.next_attempt_at <= now()
-               limit counted_up_to) c),
+               select from known k cross join lateral (
+                   select from webhook_delivery_sagas s
+                   where s.subscription_id = k.id and s.status in ('Pending', 'PendingRetry') and s.next_attempt_at <= now()
+                   order by s.next_attempt_at limit counted_up_to) d
+               where k.delivered = g.delivered limit counted_up_to) c),
            (select min(o.next_attempt_at) from known k cross join lateral (
                select s.next_attempt_at from webhook_delivery_sagas s
                where s.subscription_id = k.id and s.status in ('Pending', 'PendingRetry') and s.next_attempt_at <= now()
@@ -54,7 +57,7 @@ begin
     select 'retry', (select count(*) from (
                select from webhook_delivery_sagas s
                where s.status in ('Pending', 'PendingRetry') and s.status = 'PendingRetry' and s.next_attempt_at > now()
-               limit counted_up_to) w), null::timestamptz;
+               order by s.status, s.next_attempt_at limit counted_up_to) w), null::timestamptz;
 
     return query
     select 'delivery', count(*), min(w.created_at) from (

@@ -9,7 +9,7 @@
 create or replace function webhookd.due_subscriptions(after_subscription_id bigint, max_subscriptions integer)
 returns table (subscription_id bigint, oldest_due_at timestamptz)
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 begin
@@ -97,7 +97,7 @@ returns table (
     next_saga_mark timestamptz,
     next_job_mark bigint)
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
@@ -187,7 +187,7 @@ grant execute on function webhookd.start_due_sagas(bigint[], integer[], timestam
 create or replace function webhookd.dead_letter_exhausted(after_saga_id bigint, batch_size integer, max_attempts integer)
 returns table (last_saga_id bigint, dead_lettered webhookd.saga_transition[])
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
 declare
@@ -222,7 +222,7 @@ create or replace function webhookd.settle(
     jitter double precision, failing_after integer)
 returns setof webhookd.saga_transition
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
     moved saga_transition[];
@@ -328,7 +328,7 @@ create or replace function webhookd.apply_results(
     excluded_job_ids bigint[] default '{}')
 returns setof webhookd.saga_transition
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
     job_ids bigint[];

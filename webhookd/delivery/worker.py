@@ -53,6 +53,8 @@ class Worker:
         self._sending: set[asyncio.Task[None]] = set()
         self._claiming: Final = asyncio.Lock()
         self._leaves_out = False
+        # Claimed and not loaded yet: a connection lost between the two does not cost them their lease's time.
+        self._unsent: tuple[list[Lease], float] | None = None
         self._draining = False
         self._mark = 0
 
@@ -79,21 +81,25 @@ class Worker:
 
     async def _claim(self, room: Room) -> int:
         settings = self._settings().delivery
-        asked_at = time.monotonic()
         async with self._pool.connection() as connection:
-            leases = await jobs.claim(
-                connection,
-                self._worker_id,
-                min(room.wanted, MAX_CLAIM),
-                settings.lease_seconds,
-                room.limit_of_one,
-                room.busy,
-                self._mark,
-            )
-            if not leases:
-                return 0
-            self._mark = leases[0].resume_from
+            if not self._unsent:
+                asked_at = time.monotonic()
+                leases = await jobs.claim(
+                    connection,
+                    self._worker_id,
+                    min(room.wanted, MAX_CLAIM),
+                    settings.lease_seconds,
+                    room.limit_of_one,
+                    room.busy,
+                    self._mark,
+                )
+                if not leases:
+                    return 0
+                self._mark = leases[0].resume_from
+                self._unsent = (leases, asked_at)
+            leases, asked_at = self._unsent
             deliveries = {delivery.job_id: delivery for delivery in await jobs.load(connection, leases)}
+            self._unsent = None
             if _too_late(leases[0], asked_at, settings.timeout_seconds):
                 log.warning("too late to send: the leases may end first", extra={"jobs": len(leases)})
                 deliveries = {}

@@ -49,17 +49,23 @@ class Pool:
     async def __aenter__(self) -> Self:
         async with connected(self._dsn) as connection:
             pooled = await is_pooled(connection)
+            durable = await connection.fetchval("show synchronous_commit") != "off"
+        settings = {"application_name": "webhookd"}
         if pooled:
             log.info("the database is behind a pooler: statements are not prepared, nor timeouts set")
+            if not durable:
+                log.warning("synchronous_commit is off: a crash of the server loses what was acknowledged")
+        else:
+            settings |= SESSION_SETTINGS | ({} if durable else {"synchronous_commit": "on"})
         with translated():
             self._pool = await asyncpg.create_pool(
                 self._dsn,
-                min_size=1,
+                min_size=0,
                 max_size=self._size,
                 timeout=CONNECT_TIMEOUT_SECONDS,
                 command_timeout=COMMAND_TIMEOUT_SECONDS,
                 statement_cache_size=0 if pooled else STATEMENTS_KEPT,
-                server_settings={"application_name": "webhookd"} | ({} if pooled else SESSION_SETTINGS),
+                server_settings=settings,
                 init=self._opened,
                 reset=_nothing_to_reset,
             )
