@@ -3,7 +3,7 @@
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test machine lock format clean
+.PHONY: help test machine latency lock format clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -13,6 +13,9 @@ test: ## Run every check and every test
 
 machine: ## Let Hypothesis drive the database for many more examples than `test` has time for
 	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_machine.py -k any_order
+
+latency: ## Measure the time from publish to arrival at an idle daemon
+	$(ENVIRONMENT)/bin/python -m tests.bench.latency
 
 # Environment variables and settings files may name an index or a folder of wheels; the lock must
 # hold for everyone, so it is made without them, and says only versions and hashes.

@@ -139,7 +139,7 @@ class GroupCommit:
     async def _store(self, batch: Sequence[NewEvent], lock_timeout_seconds: float) -> list[Accepted]:
         async with self._pool.connection() as connection:
             accepted = await events.publish(connection, batch, lock_timeout_seconds=lock_timeout_seconds)
-        self.stored(accepted)
+            self.stored(accepted)
         return accepted
 
     def stored(self, accepted: Sequence[Accepted]) -> None:

@@ -140,13 +140,13 @@ class Orchestrator:
             return 0
         async with self._pool.connection() as connection:
             started = await sagas.start(connection, shares, window, settings.retry.max_attempts)
+            jobs = sum(one.started for one in started)
+            if jobs:
+                self._bells.ring(Work.JOBS)  # committed; to give the connection back takes a turn of the loop
+        self._metrics.jobs_started.inc(jobs)
         self._ring.learn(started)
         for one in started:
             self._record(one.dead_lettered)
-        jobs = sum(one.started for one in started)
-        if jobs:
-            self._metrics.jobs_started.inc(jobs)
-            self._bells.ring(Work.JOBS)
         return jobs
 
     def _record(self, transitions: list[sagas.Transition]) -> None:

@@ -42,10 +42,11 @@ class Router:
         """One batch."""
         async with self._pool.connection() as connection:
             routed = await routing.route(connection, self._settings().routing.batch_size, self._mark)
+            # Before the connection is given back, which takes a turn of the loop: it is committed.
+            if routed.subscription_ids:
+                self._hints.have_due(routed.subscription_ids)
+                self._bells.ring(Work.SAGAS)
         self._mark = routed.next_event_id
         self._metrics.events_routed.inc(routed.events)
         self._metrics.sagas_routed.inc(routed.sagas)
-        if routed.subscription_ids:
-            self._hints.have_due(routed.subscription_ids)
-            self._bells.ring(Work.SAGAS)
         return routed

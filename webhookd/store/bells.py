@@ -31,7 +31,8 @@ class Bells:
     """All bells of a process."""
 
     def __init__(self) -> None:
-        self._rung: Final = {work: asyncio.Event() for work in Work}
+        self._rung: Final[set[Work]] = set()
+        self._waiting: Final[dict[Work, set[asyncio.Future[None]]]] = {work: set() for work in Work}
         self._to_announce: set[Work] = set()
         self._announce: Final = asyncio.Event()
 
@@ -43,30 +44,36 @@ class Bells:
 
     def ring_here(self, work: Work) -> None:
         """There is work, and others know of it by themselves."""
-        self._rung[work].set()
-
-    def hear(self, work: Work) -> None:
-        """Another process rang: wake who does it here; and once more for what came in its shadow."""
-        bell = self._rung[work]
-        bell.set()
-        asyncio.get_running_loop().call_later(SHADOW_SECONDS, bell.set)
+        self._rung.add(work)
+        for waiter in self._waiting[work]:
+            _wake(waiter)
 
     def ring_all_here(self) -> None:
         """Rings may have been lost, or the settings are others: let everybody look."""
-        for bell in self._rung.values():
-            bell.set()
+        for work in Work:
+            self.ring_here(work)
+
+    def hear(self, work: Work) -> None:
+        """Another process rang: wake who does it here; and once more for what came in its shadow."""
+        self.ring_here(work)
+        asyncio.get_running_loop().call_later(SHADOW_SECONDS, self.ring_here, work)
 
     async def wait(self, *works: Work, timeout_seconds: float) -> set[Work]:
         """Until one of these is rung, or the time is over; which were. A ring from before the call counts."""
-        waits = [asyncio.ensure_future(self._rung[work].wait()) for work in works]
-        try:
-            await asyncio.wait(waits, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        rung = {work for work in works if self._rung[work].is_set()}
-        for work in rung:
-            self._rung[work].clear()
+        if self._rung.isdisjoint(works):
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+            too_late = loop.call_later(timeout_seconds, _wake, waiter)
+            for work in works:
+                self._waiting[work].add(waiter)
+            try:
+                await waiter
+            finally:
+                too_late.cancel()
+                for work in works:
+                    self._waiting[work].discard(waiter)
+        rung = self._rung.intersection(works)
+        self._rung.difference_update(rung)
         return rung
 
     async def announce(self, pool: Pool) -> None:
@@ -85,3 +92,8 @@ class Bells:
                 self._announce.set()
                 raise
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

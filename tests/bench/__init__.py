@@ -1,0 +1,1 @@
+"""Measurements: numbers to report, nothing to pass or fail."""

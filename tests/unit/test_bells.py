@@ -1,0 +1,60 @@
+"""Wake-ups inside a process."""
+
+import asyncio
+
+from tests.support.waiting import finished
+from webhookd.store.bells import Bells, Work
+
+LONG = 3600.0
+
+
+async def waiting(bells: Bells, *works: Work) -> "asyncio.Task[set[Work]]":
+    """Somebody who waits, and is seen to wait."""
+    task = asyncio.create_task(bells.wait(*works, timeout_seconds=LONG))
+    assert not await finished(task)
+    return task
+
+
+async def test_a_ring_wakes_who_waits_for_it() -> None:
+    """And nobody else; which it was, is told once."""
+    bells = Bells()
+    for_jobs = await waiting(bells, Work.JOBS)
+    for_two = await waiting(bells, Work.RESULTS, Work.SAGAS)
+    bells.ring_here(Work.SAGAS)
+    bells.ring_here(Work.SAGAS)
+    assert await for_two == {Work.SAGAS}
+    assert not await finished(for_jobs)
+    bells.ring_here(Work.JOBS)
+    assert await for_jobs == {Work.JOBS}
+    assert not await finished(await waiting(bells, *Work))
+
+
+async def test_a_ring_before_the_wait_counts() -> None:
+    """So nothing is lost between a look and the wait after it."""
+    bells = Bells()
+    bells.ring_all_here()
+    assert await bells.wait(Work.EVENTS, timeout_seconds=LONG) == {Work.EVENTS}
+    assert await bells.wait(Work.RESULTS, Work.SAGAS, timeout_seconds=LONG) == {Work.RESULTS, Work.SAGAS}
+
+
+async def test_the_time_ends_a_wait() -> None:
+    """With nothing rung."""
+    assert await Bells().wait(Work.EVENTS, timeout_seconds=0) == set()
+
+
+async def test_another_process_is_heard_twice() -> None:
+    """What came in the shadow of its wake-up is looked for a moment later."""
+    bells = Bells()
+    bells.hear(Work.EVENTS)
+    for _ in range(2):
+        assert await bells.wait(Work.EVENTS, timeout_seconds=LONG) == {Work.EVENTS}
+
+
+async def test_who_gives_up_is_forgotten() -> None:
+    """A cancelled wait leaves nothing behind, and takes no ring."""
+    bells = Bells()
+    gone = await waiting(bells, Work.JOBS)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    bells.ring_here(Work.JOBS)
+    assert await bells.wait(Work.JOBS, timeout_seconds=LONG) == {Work.JOBS}
