@@ -1,7 +1,7 @@
 """From publish to arrival at an idle daemon: `make latency`.
 
-A durable PostgreSQL, one instance with its defaults, an HTTPS endpoint with a kept-alive connection; one event
-at a time, through SQL from another process and through the API, in turns. Prints milliseconds.
+A durable PostgreSQL, one instance with its defaults, an HTTPS endpoint with a kept-alive connection; one
+event at a time, through SQL from another process and through the API, in turns. Prints milliseconds.
 """
 
 import asyncio
