@@ -207,3 +207,11 @@ def test_the_repositorys_file_shows_every_key_with_its_default() -> None:
     }
     assert {(section, key) for section, table in shown.items() for key in table} == known
     assert load_settings(ROOT / "webhookd.toml", {}) == Settings()
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    """As a misspelt key is; but what Kubernetes makes of a service's name is not ours."""
+    misspelt = {"WEBHOOKD_RETRY_MAX_ATEMPTS": "3"}
+    assert "did you mean WEBHOOKD_RETRY_MAX_ATTEMPTS" in refusal(None, misspelt)
+    others = {"WEBHOOKD_API_PORT": "tcp://10.0.0.1:80", "WEBHOOKD_API_SERVICE_HOST": "10.0.0.1"}
+    assert load_settings(None, others) == Settings()

@@ -14,9 +14,12 @@ class Health:
     """How this instance does."""
 
     def __init__(
-        self, ready: Callable[[], bool], status: Callable[[], dict[str, Any]], registry: CollectorRegistry
+        self,
+        unready: Callable[[], list[str]],
+        status: Callable[[], dict[str, Any]],
+        registry: CollectorRegistry,
     ) -> None:
-        self._ready = ready
+        self._unready = unready
         self._status = status
         self._registry = registry
 
@@ -33,8 +36,8 @@ class Health:
         return answer({"alive": True})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        ready = self._ready()
-        return answer({"ready": ready}, 200 if ready else 503)
+        reasons = self._unready()
+        return answer({"ready": False, "because": reasons}, 503) if reasons else answer({"ready": True})
 
     async def _get_status(self, _: web.Request) -> web.Response:
         return answer(self._status())

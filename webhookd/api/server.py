@@ -1,6 +1,8 @@
 """A listening socket with bounds: how many connect, how long one may be silent, how long the end takes."""
 
 import asyncio
+import errno
+import os
 import socket
 
 import anyio
@@ -30,7 +32,10 @@ def listening_socket(address: str) -> socket.socket:
         both = host == "::" and socket.has_dualstack_ipv6()
         return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:  # socket.gaierror is one
-        raise CannotListen(f"cannot listen on {address}: {error.strerror}") from error
+        # Python adds the address to an errno's own words; a name's error has no errno of the system.
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        hint = ": is another webhookd there?" if error.errno == errno.EADDRINUSE else ""
+        raise CannotListen(f"cannot listen on {address}: {reason}{hint}") from error
 
 
 async def serve(app: web.Application, listening: socket.socket) -> None:

@@ -12,7 +12,7 @@ from webhookd.api.database import Database
 from webhookd.api.problems import Problem, unavailable
 from webhookd.config.settings import Settings
 from webhookd.outbound.client import GuardedClient
-from webhookd.outbound.outcome import Outcome
+from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import sign
 from webhookd.store import reads, subscriptions
 from webhookd.store.connection import Connection
@@ -80,11 +80,17 @@ def _require_echo(outcome: Outcome, challenge: str) -> None:
         detail = (
             f"the endpoint answered {outcome.response_status}"
             if outcome.response_status is not None
-            else f"the endpoint could not be asked: {outcome.error_code}"
+            else f"the endpoint could not be asked: {outcome.error_code}{_in_words(outcome)}"
         )
         raise _failed(detail, outcome.error_code, outcome)
     if not echoes(outcome.response_excerpt, challenge):
-        raise _failed("the endpoint did not echo the challenge", "CHALLENGE_MISMATCH", outcome)
+        detail = 'the endpoint did not echo the challenge: {"challenge": "…"} as JSON, or the bare text'
+        raise _failed(detail, "CHALLENGE_MISMATCH", outcome)
+
+
+def _in_words(outcome: Outcome) -> str:
+    hint = "; delivery.ca_file adds an authority" if outcome.error_code == Failure.TLS_FAILED else ""
+    return f" ({outcome.detail}{hint})" if outcome.detail else ""
 
 
 def echoes(body: bytes, challenge: str) -> bool:

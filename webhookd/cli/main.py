@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from webhookd import __version__
-from webhookd.config.load import load_settings
+from webhookd.config.load import find_file, load_settings
 from webhookd.config.settings import SERVICES, Settings
 from webhookd.model.errors import ConfigurationError, Refused, WebhookdError
 from webhookd.store import migrations
@@ -70,10 +70,13 @@ def serve(config_path: Path | None, services: str | None) -> None:
         _require_known(services)
         environment["WEBHOOKD_SERVICES_ENABLED"] = services
 
-    def load() -> Settings:
-        return load_settings(config_path, environment)
+    # Found once: a reload that no longer finds it is refused, and does not fall back to the defaults.
+    path = find_file(config_path, environment)
 
-    daemon.serve(load(), load)
+    def load() -> Settings:
+        return load_settings(path, environment)
+
+    daemon.serve(load(), load, path)
 
 
 def main() -> None:

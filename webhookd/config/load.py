@@ -18,13 +18,20 @@ from webhookd.model.errors import ConfigurationError
 _SEARCHED = (Path("webhookd.toml"), Path("/etc/webhookd/webhookd.toml"))
 
 
+def find_file(named: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The named file, else $WEBHOOKD_CONFIG, else where one is looked for, else none."""
+    if named is None and environment.get("WEBHOOKD_CONFIG"):
+        named = Path(environment["WEBHOOKD_CONFIG"])
+    found = named or next((candidate for candidate in _SEARCHED if candidate.is_file()), None)
+    return found and found.absolute()
+
+
 def load_settings(named: Path | None, environment: Mapping[str, str]) -> Settings:
-    """Settings from the named file, else $WEBHOOKD_CONFIG, else where one is looked for, else none."""
-    path = named or (Path(environment["WEBHOOKD_CONFIG"]) if environment.get("WEBHOOKD_CONFIG") else None)
-    if path is None:
-        path = next((candidate for candidate in _SEARCHED if candidate.is_file()), None)
+    """Settings from the file that is found, if any, and the environment."""
+    path = find_file(named, environment)
     tables = _read(path) if path else {}
     _refuse_unknown(tables, path)
+    _refuse_misspelt(environment)
     for section, field in _known_keys():
         variable = f"WEBHOOKD_{section}_{field.name}".upper()
         if variable in environment:
@@ -79,6 +86,20 @@ def _refuse_unknown(tables: Mapping[str, Any], path: Path | None) -> None:
         for key in table:
             if key not in keys:
                 raise ConfigurationError(_unknown(path, "key", f"{section}.{key}", key, keys))
+
+
+def _refuse_misspelt(environment: Mapping[str, str]) -> None:
+    """A variable that nearly is one of ours. Others are left alone: Kubernetes makes WEBHOOKD_API_PORT."""
+    known = [(section, field.name) for section, field in _known_keys()]
+    for section in {section for section, _ in known}:
+        prefix = f"WEBHOOKD_{section.upper()}_"
+        keys = [key.upper() for known_section, key in known if known_section == section]
+        for variable in environment:
+            key = variable.removeprefix(prefix)
+            if key in (variable, *keys):
+                continue
+            if close := difflib.get_close_matches(key, keys, n=1, cutoff=0.8):
+                raise ConfigurationError(f"unknown variable {variable}: did you mean {prefix}{close[0]}?")
 
 
 def _known_keys() -> list[tuple[str, msgspec.structs.FieldInfo]]:

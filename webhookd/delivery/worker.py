@@ -58,6 +58,10 @@ class Worker:
         self._draining = False
         self._mark = 0
 
+    @property
+    def in_flight(self) -> int:
+        return self._slots.in_flight
+
     async def run(self) -> None:
         """Claim and send: again at once while claims are full, else when woken."""
         loop = asyncio.get_running_loop()
@@ -187,6 +191,7 @@ class Worker:
                     "subscription_id": lease.subscription_id,
                     "attempt": lease.attempt,
                     "error_code": outcome.error_code,
+                    "detail": outcome.detail or None,
                     "response_status": outcome.response_status,
                     "duration_ms": outcome.duration_ms,
                     "worker_id": self._worker_id,

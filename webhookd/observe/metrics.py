@@ -2,9 +2,23 @@
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from webhookd import __version__
+from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
+
+# A series more for each counter, and nobody asks when it was made.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # From a local endpoint's millisecond to the longest timeout that is usual.
 DURATIONS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
@@ -15,6 +29,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        Info("webhookd_build", "This instance's version", registry=self.registry).info(
+            {"version": __version__}
+        )
         self.events_accepted = self._counter("events_accepted", "Events stored through this instance's API")
         self.events_routed = self._counter("events_routed", "Events taken from the routing queue")
         self.sagas_routed = self._counter("sagas_routed", "Deliveries made by routing")
@@ -45,6 +63,15 @@ class Metrics:
             buckets=DURATIONS_SECONDS,
             registry=self.registry,
         )
+
+        # From the first scrape on: a rate cannot see a series' first sample.
+        for reached in (SagaStatus.COMPLETED, SagaStatus.PENDING_RETRY, SagaStatus.DEAD_LETTERED):
+            self.transitions.labels(reached.value)
+        for verdict in ReportVerdict:
+            self.reports.labels(verdict.value)
+        for become in (JobStatus.PENDING, JobStatus.FAILED):
+            self.lease_resets.labels(become.value)
+        self.attempts.labels("delivered")
 
     def forget_backlog(self) -> None:
         """What waits is not known."""

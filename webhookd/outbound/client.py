@@ -196,7 +196,7 @@ async def _exchange(
 ) -> Outcome:
     started = time.monotonic()
     response: aiohttp.ClientResponse | None = None
-    failure = Failure.INTERNAL
+    failure, detail = Failure.INTERNAL, ""
     excerpt = bytearray()
     read_to_end = False
     try:
@@ -208,7 +208,7 @@ async def _exchange(
     except TimeoutError:
         failure = Failure.TIMEOUT
     except Exception as error:
-        failure = _failure(error)
+        failure, detail = _failure(error), _detail(error)
         if failure is Failure.INTERNAL:
             log.exception("a request could not be made")
     finally:
@@ -218,7 +218,7 @@ async def _exchange(
             response.close()  # with an unread body there is nothing more to be had from the connection
     duration_ms = int((time.monotonic() - started) * 1000)
     if response is None:
-        return failed(failure, duration_ms)
+        return failed(failure, duration_ms, detail)
     if response.status not in _STATUSES:
         return failed(Failure.PROTOCOL_ERROR, duration_ms)
     # The status decides. What became of the body after it changes nothing.
@@ -277,3 +277,13 @@ def _failure(error: Exception) -> Failure:
     ):
         return Failure.TLS_FAILED
     return next((failure for kind, failure in _FAILURES if isinstance(error, kind)), Failure.INTERNAL)
+
+
+def _detail(error: Exception) -> str:
+    """What the system said: of a certificate, of an errno, of a name. Nothing of what was sent to us."""
+    cause = getattr(error, "os_error", None) or error.__cause__ or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return cause.verify_message
+    if isinstance(cause, ssl.SSLError):
+        return cause.reason or ""
+    return cause.strerror or "" if isinstance(cause, OSError) else ""

@@ -27,15 +27,16 @@ class Outcome:
     duration_ms: int
     retry_after_seconds: float | None = None
     response_excerpt: bytes = b""
+    detail: str = ""  # why there was no status, for a person
 
     @property
     def delivered(self) -> bool:
         return self.error_code is None
 
 
-def failed(failure: Failure, duration_ms: int) -> Outcome:
+def failed(failure: Failure, duration_ms: int, detail: str = "") -> Outcome:
     """There was no status."""
-    return Outcome(None, failure.value, duration_ms)
+    return Outcome(None, failure.value, duration_ms, detail=detail)
 
 
 def answered(status: int, duration_ms: int, retry_after_seconds: float | None, excerpt: bytes) -> Outcome:

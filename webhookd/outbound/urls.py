@@ -83,6 +83,9 @@ class UrlProblem:
     detail: str
 
 
+_NOT_PUBLIC = "has an address that is not public (delivery.allow_networks opens networks)"
+
+
 class _Refused(Exception):
     """Carries a problem out of the parser's depth; never leaves this module."""
 
@@ -155,7 +158,7 @@ def _ipv6(text: str, policy: AddressPolicy) -> str:
     except ValueError as error:
         raise _Refused(UrlProblemCode.HOST, "has a host that is no IPv6 address") from error
     if not policy.permits(address):
-        raise _Refused(UrlProblemCode.BLOCKED_ADDRESS, "has an address that is not public")
+        raise _Refused(UrlProblemCode.BLOCKED_ADDRESS, _NOT_PUBLIC)
     return f"[{address.compressed}]"
 
 
@@ -165,7 +168,7 @@ def _ipv4_or_name(text: str, policy: AddressPolicy) -> str:
     except ValueError:
         return _name(text, policy)
     if not policy.permits(address):
-        raise _Refused(UrlProblemCode.BLOCKED_ADDRESS, "has an address that is not public")
+        raise _Refused(UrlProblemCode.BLOCKED_ADDRESS, _NOT_PUBLIC)
     return str(address)
 
 

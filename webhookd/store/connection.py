@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import asyncpg
 
-from webhookd.model.errors import ConfigurationError
-from webhookd.store.errors import translated
+from webhookd.model.errors import ConfigurationError, DatabaseUnavailable
+from webhookd.store.errors import plainly, translated
 
 # One of its own, or one of the pool's. Quoted: asyncpg's types are subscripted in its stubs alone.
 Connection: TypeAlias = (
@@ -32,6 +33,8 @@ async def connected(dsn: str) -> AsyncIterator[Connection]:
                 statement_cache_size=0,
                 server_settings={"application_name": "webhookd"},
             )
+        except (OSError, TimeoutError) as error:
+            raise DatabaseUnavailable(f"database unavailable{_where(dsn)}: {plainly(error)}") from error
         except (ValueError, OverflowError) as error:
             # Not in the driver's words: what it took for the port may be a piece of the password.
             raise ConfigurationError(
@@ -45,6 +48,15 @@ async def connected(dsn: str) -> AsyncIterator[Connection]:
             connection.terminate()
             raise
         await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+
+
+def _where(dsn: str) -> str:
+    """Where a DSN leads, as far as it is a URL with one host; without user and password."""
+    try:
+        parts = urlsplit(dsn)
+        return f" at {parts.hostname}:{parts.port or 5432}" if parts.hostname else ""
+    except ValueError:  # several hosts, or none of this form
+        return ""
 
 
 async def is_pooled(connection: Connection) -> bool:

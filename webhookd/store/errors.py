@@ -38,7 +38,7 @@ def translated() -> Iterator[None]:
             raise ConfigurationError(f"database.dsn cannot be used: {error}") from error
         if not isinstance(error, OSError) and not _lost_connection(error):  # a TimeoutError is one
             raise
-        raise DatabaseUnavailable(f"database unavailable: {_plainly(error)}") from error
+        raise DatabaseUnavailable(f"database unavailable: {plainly(error)}") from error
 
 
 def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError:
@@ -55,7 +55,7 @@ def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError:
     return DatabaseFault(f"unexpected database error {sqlstate}: {message}")
 
 
-def _plainly(error: Exception) -> str:
+def plainly(error: Exception) -> str:
     """What happened to the connection, without the driver's words for it."""
     if isinstance(error, TimeoutError):
         return "no answer in time"

@@ -267,7 +267,8 @@ async def _installed(connection: Connection) -> Installed:
         ) from error
     except asyncpg.InsufficientPrivilegeError as error:
         raise SchemaProblem(
-            f"this login may not look at the schema: {error} (grant it webhookd_app)"
+            f"this login may not look at the schema: {error} "
+            "(it is neither the one that migrated nor one that was granted webhookd_app)"
         ) from error
     return Installed(
         {row["version"]: row["checksum"] for row in migrations},

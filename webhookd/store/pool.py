@@ -5,6 +5,7 @@ server from one call to the next: no prepared statements, no settings of the ses
 """
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
@@ -44,7 +45,7 @@ class Pool:
         self._size = size
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._process_ids: set[int] = set()
-        self.available = False  # as the last use has shown
+        self._away_since: float | None = time.monotonic()
 
     async def __aenter__(self) -> Self:
         async with connected(self._dsn) as connection:
@@ -69,7 +70,7 @@ class Pool:
                 init=self._opened,
                 reset=_nothing_to_reset,
             )
-        self.available = True
+        self._away_since = None
         return self
 
     async def __aexit__(
@@ -78,6 +79,11 @@ class Pool:
         if self._pool is not None:
             # Not close(): that waits for connections in use, and a stalled server would keep us here.
             self._pool.terminate()
+
+    @property
+    def available(self) -> bool:
+        """Whether the database answered when it was last asked."""
+        return self._away_since is None
 
     def has_process(self, process_id: int) -> bool:
         """Whether this process of the server is one of ours: what it notifies, we know."""
@@ -101,14 +107,24 @@ class Pool:
                     yield connection
         except DatabaseBusy:
             raise
-        except DatabaseUnavailable:
-            self.available = False
+        except DatabaseUnavailable as error:
+            self._lost(error)
             if used:
                 # The others are as old, and likely as dead: each half-open one would cost a user its timeout.
                 await self._pool.expire_connections()
             raise
         else:
-            self.available = True
+            self._answered()
+
+    def _lost(self, error: DatabaseUnavailable) -> None:
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            log.warning("everything waits: %s", error)
+
+    def _answered(self) -> None:
+        if self._away_since is not None:
+            log.info("the database answers again, after %.1f s", time.monotonic() - self._away_since)
+            self._away_since = None
 
 
 async def _nothing_to_reset(_: object) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_address
+from pathlib import Path
 from uuid import uuid4
 
 import anyio
@@ -50,6 +51,7 @@ class Sockets(ExitStack):
         self.health = self._listen(settings.api.health_listen)
         names = [listening.getsockname() for listening in (self.api, self.health) if listening]
         self.addresses = frozenset((ip_address(name[0]), int(name[1])) for name in names)
+        self.names = [f"http://{name[0]}:{name[1]}" for name in names]
 
     def _listen(self, address: str) -> socket.socket | None:
         return self.enter_context(listening_socket(address)) if address else None
@@ -59,9 +61,15 @@ class Daemon:
     """One instance."""
 
     def __init__(
-        self, settings: Settings, load: Callable[[], Settings], sockets: Sockets, pool: Pool
+        self,
+        settings: Settings,
+        load: Callable[[], Settings],
+        config_path: Path | None,
+        sockets: Sockets,
+        pool: Pool,
     ) -> None:
         self._started_with = settings
+        self._config_path = config_path
         self._settings = settings
         self._load = load
         self._sockets = sockets
@@ -96,18 +104,39 @@ class Daemon:
                 tasks.start_soon(supervise, service, self._metrics, name=service.name)
             tasks.start_soon(self._serve_signals, name="signals")
             await anyio.lowlevel.checkpoint()
-            log.info("webhookd %s serves", __version__, extra={"worker_id": self._worker_id})
+            log.info(
+                "webhookd %s serves %s",
+                __version__,
+                ", ".join(self._started_with.services.enabled),
+                extra={
+                    "listen": ", ".join(self._sockets.names) or None,
+                    "config": self._config_path and str(self._config_path),
+                    "worker_id": self._worker_id,
+                },
+            )
+            self._warn()
             systemd.notify("READY=1")
             await self._stopping.wait()
             self._status.draining = True
             systemd.notify("STOPPING=1")
-            log.info("draining: no more claims, what is in flight ends")
+            log.info("draining: no more claims, the %d in flight end", self._worker.in_flight)
             await self._worker.drain(self._settings.services.shutdown_grace_seconds)
             tasks.cancel_scope.cancel()
         log.info("stopped")
 
     def _current(self) -> Settings:
         return self._settings
+
+    def _warn(self) -> None:
+        """Of what is allowed, and probably not meant."""
+        settings = self._settings
+        if self._sockets.api and not settings.api.tokens:
+            log.warning("no api.tokens: everybody on this machine may do everything")
+        if settings.services.shutdown_grace_seconds < settings.delivery.timeout_seconds:
+            log.warning(
+                "services.shutdown_grace_seconds is less than delivery.timeout_seconds: "
+                "at a shutdown some requests are cut off, and sent again"
+            )
 
     def _make_services(self) -> list[Service]:
         pool, bells, hints, metrics, current = (
@@ -117,7 +146,7 @@ class Daemon:
             self._metrics,
             self._current,
         )
-        health = Health(self._status.ready, self._status.describe, metrics.registry)
+        health = Health(self._status.unready, self._status.describe, metrics.registry)
         chosen = {
             "routing": [Service("routing", Router(pool, bells, hints, metrics, current).run)],
             "orchestration": [
@@ -181,7 +210,8 @@ class Daemon:
             old, self._settings = self._settings, new
             self._client.reconfigure(options)
             logs.configure(new.log.level, new.log.format)
-            log.info("the configuration was reloaded")
+            log.info("the configuration was reloaded", extra={"config": str(self._config_path)})
+            self._warn()
             reloads.restart_needed = restart_needed(self._started_with, new)
             for key in reloads.restart_needed:
                 log.warning("%s changed: it takes effect at the next start", key)
@@ -195,7 +225,7 @@ class Daemon:
         systemd.notify("READY=1")
 
 
-async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
+async def _serve(settings: Settings, load: Callable[[], Settings], config_path: Path | None) -> None:
     database = settings.database
     pending = await migrations.check(database.dsn)
     if pending and not database.auto_migrate:
@@ -205,12 +235,12 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
         await migrations.migrate(database.dsn)
     with Sockets(settings) as sockets:
         async with Pool(database.dsn, database.pool_size) as pool:
-            await Daemon(settings, load, sockets, pool).run()
+            await Daemon(settings, load, config_path, sockets, pool).run()
 
 
-def serve(settings: Settings, load: Callable[[], Settings]) -> None:
+def serve(settings: Settings, load: Callable[[], Settings], config_path: Path | None) -> None:
     """Run an instance until it is told to stop."""
     if not settings.database.dsn:
         raise ConfigurationError("no database: set [database] dsn in webhookd.toml, or WEBHOOKD_DATABASE_DSN")
     logs.configure(settings.log.level, settings.log.format)
-    anyio.run(_serve, settings, load, backend_options={"use_uvloop": True})
+    anyio.run(_serve, settings, load, config_path, backend_options={"use_uvloop": True})

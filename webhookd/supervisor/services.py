@@ -54,7 +54,8 @@ async def supervise(service: Service, metrics: Metrics) -> None:
         service.restarts += 1
         metrics.service_restarts.labels(service.name).inc()
         if isinstance(error, DatabaseUnavailable):
-            log.warning("%s waits for the database: %s", service.name, error)
+            # The pool says once that it is away, and once that it is back.
+            log.debug("%s waits for the database: %s", service.name, error)
         else:
             log.error("%s failed and is begun anew", service.name, exc_info=error)
 

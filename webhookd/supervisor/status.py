@@ -48,9 +48,13 @@ class Status:
         self.draining = False
         metrics.database_up.set_function(lambda: self._pool.available)
 
-    def ready(self) -> bool:
-        """Whether work sent here is done: the database answers, and every service runs."""
-        return not self.draining and self._pool.available and all(one.healthy for one in self.services)
+    def unready(self) -> list[str]:
+        """Why work sent here may not be done now. Nothing: the database answers, and every service runs."""
+        return (
+            ["it is draining"] * self.draining
+            + ["the database does not answer"] * (not self._pool.available)
+            + [f"{service.name} is failing" for service in self.services if not service.healthy]
+        )
 
     def describe(self) -> dict[str, object]:
         """All of it, for /status."""
@@ -59,7 +63,8 @@ class Status:
             "version": __version__,
             "worker_id": self._worker_id,
             "started_at": self._started_at,
-            "ready": self.ready(),
+            "ready": not self.unready(),
+            "unready_because": self.unready(),
             "draining": self.draining,
             "database": {"available": self._pool.available},
             "services": [
