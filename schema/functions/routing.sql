@@ -9,7 +9,7 @@
 -- `next_event_id`, and 0 once every poll interval, for a late commit may lie behind it.
 create or replace function webhookd.route_events(
     batch_size integer, first_event_id bigint default 0, max_sagas integer default 10000)
-returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint)
+returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint, more boolean)
 language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
@@ -48,8 +48,9 @@ begin
     )
     select (select count(*) from done), (select count(*) from routed),
            coalesce((select array_agg(distinct r.subscription_id) from routed r), '{}'),
-           (select max(t.event_id) from taken t)
-    into events, sagas, subscription_ids, last_taken_id;
+           (select max(t.event_id) from taken t),
+           (select count(*) from locked) = batch_size or (select count(*) from locked) > (select count(*) from taken)
+    into events, sagas, subscription_ids, last_taken_id, more;
 
     select q.event_id into next_event_id from event_routing_queue q where q.event_id >= first_event_id
     order by q.event_id limit 1;

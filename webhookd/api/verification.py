@@ -11,7 +11,7 @@ import msgspec
 from webhookd.api.database import Database
 from webhookd.api.problems import Problem, unavailable
 from webhookd.config.settings import Settings
-from webhookd.outbound.client import GuardedClient
+from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import sign
 from webhookd.store import reads, subscriptions
@@ -19,8 +19,8 @@ from webhookd.store.connection import Connection
 from webhookd.store.subscriptions import Challenge
 
 EVENT_TYPE = "webhookd.verification"
-# Each may take a whole delivery's timeout, of connections that deliveries use too.
-MAX_UNDER_WAY = 20
+# Each may take a whole delivery's timeout; the client has connections for so many beside the deliveries'.
+MAX_UNDER_WAY = VERIFICATION_CONNECTIONS
 
 
 class Verification:

@@ -86,7 +86,8 @@ class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: Seconds = 60.0
     ca_file: str = ""
     allow_networks: tuple[str, ...] = ()
-    max_response_bytes: Annotated[int, Meta(ge=0, le=16_777_216)] = 65_536
+    # At least what is kept of an answer: a challenge must be found in it.
+    max_response_bytes: Annotated[int, Meta(ge=4096, le=16_777_216)] = 65_536
 
 
 class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +133,11 @@ def problems(settings: Settings) -> list[str]:
     found = _problems_of_api(settings.api)
     if settings.api.listen == settings.api.health_listen and "api" in settings.services.enabled:
         found.append("api.health_listen must be another address than api.listen, which serves the same")
-    if not settings.services.enabled:
+    enabled = settings.services.enabled
+    if not enabled:
         found.append("services.enabled must name at least one service")
+    if len(set(enabled)) < len(enabled):
+        found.append("services.enabled names a service twice")
     delivery = settings.delivery
     if delivery.lease_seconds < delivery.timeout_seconds + 5:
         # A request may take its whole timeout, and its report a moment more, while the lease runs.

@@ -9,7 +9,7 @@ import logging
 from itertools import islice
 from typing import Final, NamedTuple
 
-from webhookd.model.errors import DatabaseUnavailable
+from webhookd.model.errors import DatabaseFault, Refused, WebhookdError
 from webhookd.model.states import ReportVerdict
 from webhookd.observe.metrics import Metrics
 from webhookd.store import jobs
@@ -72,6 +72,8 @@ class Reporter:
                 # Not what a later lease has put in its place meanwhile.
                 if self._waiting[finished.lease.job_id] is finished:
                     del self._waiting[finished.lease.job_id]
+            # A worker that waits for reports to go out may claim again.
+            self._bells.ring_here(Work.JOBS)
             if not self._waiting:
                 self._something.clear()
                 self._nothing.set()
@@ -83,9 +85,7 @@ class Reporter:
         """
         try:
             await self.report(batch)
-        except DatabaseUnavailable:
-            raise
-        except Exception:
+        except (DatabaseFault, Refused):
             unstorable = await self._report_each(batch)
             if len(unstorable) == len(batch):
                 raise
@@ -97,15 +97,13 @@ class Reporter:
                     extra=_fields(finished),
                 )
 
-    async def _report_each(self, batch: list[Finished]) -> list[tuple[Finished, Exception]]:
+    async def _report_each(self, batch: list[Finished]) -> list[tuple[Finished, WebhookdError]]:
         """One by one; those that were refused, and why."""
-        refused: list[tuple[Finished, Exception]] = []
+        refused: list[tuple[Finished, WebhookdError]] = []
         for finished in batch:
             try:
                 await self.report([finished])
-            except DatabaseUnavailable:
-                raise
-            except Exception as error:  # whatever it is, it is this one's
+            except (DatabaseFault, Refused) as error:
                 refused.append((finished, error))
         return refused
 

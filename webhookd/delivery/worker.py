@@ -4,6 +4,7 @@ Wakes on JOBS and on a slot that became free. Never leases more than it can star
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Finished, Reporter
 from webhookd.delivery.request import build_request
 from webhookd.delivery.slots import Room, Slots
+from webhookd.model.errors import DatabaseUnavailable
 from webhookd.observe.metrics import Metrics
 from webhookd.outbound.client import GuardedClient
 from webhookd.outbound.outcome import Failure, Outcome
@@ -114,7 +116,8 @@ class Worker:
                 # Too late, more payload than is loaded at once, or lost between the two statements.
                 released = await jobs.release(connection, left_out)
                 self._metrics.leases_released.inc(len(released))
-        return len(leases)
+        # What was left out would only be left out again: the next claim for it waits for a ring.
+        return len(deliveries)
 
     def _start(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
         self._slots.take(lease.subscription_id, len(delivery.payload))
@@ -129,12 +132,21 @@ class Worker:
         self._bells.ring_here(Work.JOBS)
         with anyio.move_on_after(grace_seconds):
             async with self._claiming:
-                pass  # a claim that is under way ends, and what it got is sent
+                await self._hand_back()  # a claim that was under way has ended, and what it got is sent
             while self._sending:
                 await asyncio.wait(self._sending)
             await self._reporter.drained()
         for task in self._sending:
             task.cancel()
+
+    async def _hand_back(self) -> None:
+        """What a lost connection left claimed and not loaded."""
+        if self._unsent:
+            leases, self._unsent = self._unsent[0], None
+            with contextlib.suppress(DatabaseUnavailable):
+                async with self._pool.connection() as connection:
+                    released = await jobs.release(connection, leases)
+                self._metrics.leases_released.inc(len(released))
 
     async def _deliver(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
         """One request, and its report. The slot is held until the report is handed over."""

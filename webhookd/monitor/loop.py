@@ -13,8 +13,10 @@ INTERVAL_SECONDS = 5.0
 # A count costs the same for every backlog beyond this: enough to see that a stage does not keep up.
 COUNTED_UP_TO = 10_000
 FAILING_SHOWN = 20
-# Dead rows in front, under a transaction that somebody holds open, make looking dear: then it is done rarer.
+# Dead rows in front, under a transaction that somebody holds open, make looking dear: then it is done rarer,
+# and given up before the pool would take it for a server that does not answer.
 REST = 20
+TIMEOUT_SECONDS = 5.0
 
 
 class Seen(NamedTuple):
@@ -41,20 +43,29 @@ class Monitor:
             try:
                 await self.run_once()
             except BaseException:
-                # An old number looks like a true one.
-                self.seen = None
-                self._metrics.forget_backlog()
+                self._forget()
                 raise
             await asyncio.sleep(max(INTERVAL_SECONDS, REST * (loop.time() - started)))
 
     async def run_once(self) -> int:
         """One look; how many stages it saw."""
         async with self._pool.connection() as connection:
-            stages = await backlog.waiting(connection, COUNTED_UP_TO)
-            failing = await backlog.failing_endpoints(connection, FAILING_SHOWN)
-            seen_at = await reads.database_time(connection)
+            try:
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    stages = await backlog.waiting(connection, COUNTED_UP_TO)
+                    failing = await backlog.failing_endpoints(connection, FAILING_SHOWN)
+                    seen_at = await reads.database_time(connection)
+            except TimeoutError:
+                # Caught here: a look that is dear is no sign of a server that is away.
+                self._forget()
+                return 0
         for stage in stages:
             self._metrics.backlog.labels(stage.stage).set(stage.waiting)
             self._metrics.backlog_age.labels(stage.stage).set(max(0.0, stage.age_seconds or 0.0))
         self.seen = Seen(seen_at, stages, failing)
         return len(stages)
+
+    def _forget(self) -> None:
+        """An old number looks like a true one."""
+        self.seen = None
+        self._metrics.forget_backlog()

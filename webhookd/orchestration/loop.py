@@ -20,6 +20,8 @@ from webhookd.store.pool import Pool
 log = logging.getLogger(__name__)
 
 DUE_PAGE = 1000
+# How much longer than a search for what is due is the rest after it, however often other instances ring.
+REST = 10
 
 
 class Orchestrator:
@@ -40,7 +42,8 @@ class Orchestrator:
     async def run(self) -> None:
         """Tick: at once again while there is more, else when woken; and look at everything now and then."""
         loop = asyncio.get_running_loop()
-        look_at = loop.time()
+        look_at = search_at = loop.time()
+        must_search = False
         while True:
             if loop.time() >= look_at:
                 await self.look()
@@ -48,12 +51,18 @@ class Orchestrator:
             # By the settings of now: a shorter interval need not wait for the end of the longer.
             look_at = looked_at + self._settings().services.poll_interval_seconds
             if not await self.run_once():
+                wake_at = min(look_at, search_at) if must_search else look_at
                 rung = await self._bells.wait(
-                    Work.RESULTS, Work.SAGAS, timeout_seconds=max(0.0, look_at - loop.time())
+                    Work.RESULTS, Work.SAGAS, timeout_seconds=max(0.0, wake_at - loop.time())
                 )
-                # Rung by the reaper or another instance, who do not say which: those are looked for at once.
+                # Rung by the reaper or another instance, who do not say which: those are looked for.
                 if Work.RESULTS in rung and not self._hints.reported:
                     await self._apply(None)
+                must_search |= Work.SAGAS in rung and not self._hints.due
+                if must_search and loop.time() >= search_at:
+                    must_search, began = False, loop.time()
+                    await self._find_due()
+                    search_at = loop.time() + REST * (loop.time() - began)
 
     async def run_once(self) -> int:
         """Apply what was reported here, start what is due; how much was done."""
@@ -70,6 +79,9 @@ class Orchestrator:
         batch_size = self._settings().orchestration.batch_size
         while await self._apply(None) >= batch_size:
             pass
+        await self._find_due()
+
+    async def _find_due(self) -> None:
         after = 0
         while True:
             async with self._pool.connection() as connection:
@@ -96,10 +108,10 @@ class Orchestrator:
 
     async def sweep(self) -> int:
         """Dead-letter every waiting saga that has reached the limit."""
-        settings = self._settings()
         after: int | None = 0
         buried = 0
         while after is not None:
+            settings = self._settings()  # of now: the limit may be put back meanwhile
             async with self._pool.connection() as connection:
                 swept = await sagas.dead_letter_exhausted(
                     connection, after, settings.orchestration.batch_size, settings.retry.max_attempts
@@ -152,7 +164,8 @@ class Orchestrator:
     def _record(self, transitions: list[sagas.Transition]) -> None:
         for transition in transitions:
             if transition.status is None:
-                self._refused_job_ids.add(transition.job_id or 0)
+                if transition.job_id is not None:
+                    self._refused_job_ids.add(transition.job_id)
                 self._metrics.results_refused.inc()
                 log.error("a result cannot be applied: %s", transition.problem, extra=_fields(transition))
                 continue

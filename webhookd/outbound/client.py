@@ -29,6 +29,8 @@ from webhookd.outbound.retry_after import retry_after_seconds
 
 log = logging.getLogger(__name__)
 
+# Beside those of deliveries, so that a subscription can be verified under full load.
+VERIFICATION_CONNECTIONS = 16
 EXCERPT_BYTES = 4096  # as the column's check
 
 # Under the 5 s after which Node and Apache close an idle connection: a request that meets the closing is a

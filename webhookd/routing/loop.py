@@ -3,6 +3,7 @@
 Wakes on EVENTS; rings SAGAS, and tells the orchestrator whose.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from webhookd.config.settings import Settings
@@ -27,16 +28,18 @@ class Router:
         self._mark = 0
 
     async def run(self) -> None:
-        """Route what there is, again at once while batches are full, else when woken."""
+        """Route what there is, again at once while there is more, else when woken."""
+        loop = asyncio.get_running_loop()
+        forgot_at = loop.time()
         while True:
-            batch_size = self._settings().routing.batch_size
+            poll_interval_seconds = self._settings().services.poll_interval_seconds
             routed = await self.run_once()
-            if routed.events < batch_size:
-                # Before the wait, so that what committed behind the mark is found after it.
-                self._mark = 0
-                await self._bells.wait(
-                    Work.EVENTS, timeout_seconds=self._settings().services.poll_interval_seconds
-                )
+            if not routed.more:
+                self._mark, forgot_at = 0, loop.time()
+                await self._bells.wait(Work.EVENTS, timeout_seconds=poll_interval_seconds)
+            elif loop.time() >= forgot_at + poll_interval_seconds:
+                # What committed late lies behind the mark, and a backlog may last.
+                self._mark, forgot_at = 0, loop.time()
 
     async def run_once(self) -> routing.Routed:
         """One batch."""

@@ -53,10 +53,10 @@ async def connected(dsn: str) -> AsyncIterator[Connection]:
 def _where(dsn: str) -> str:
     """Where a DSN leads, as far as it is a URL with one host; without user and password."""
     try:
-        parts = urlsplit(dsn)
-        return f" at {parts.hostname}:{parts.port or 5432}" if parts.hostname else ""
+        host, port = urlsplit(dsn).hostname, urlsplit(dsn).port or 5432
     except ValueError:  # several hosts, or none of this form
         return ""
+    return f" at {host}:{port}" if host else ""
 
 
 async def is_pooled(connection: Connection) -> bool:

@@ -19,8 +19,9 @@ from webhookd.model.errors import (
 _REFUSALS = {refusal.value: refusal for refusal in Refusal}
 
 # By SQLSTATE and not by class: asyncpg knows no class for a code of ours and shows it as an unknown error.
-# 08: the connection; 3D: no such database; 53: out of connections, memory or disk; 57: shut down, cancelled.
-_UNAVAILABLE_CLASSES = ("08", "3D", "53", "57")
+# 08: the connection; 3D: no such database; 53: out of connections, memory or disk; 57: shut down, cancelled;
+# 58: the server's own files.
+_UNAVAILABLE_CLASSES = ("08", "3D", "53", "57", "58")
 _LOGIN_CLASS = "28"
 _NOT_WRITABLE = ("25006", "25P03")  # a standby, or a session that sat in a transaction for too long
 _BUSY = ("40001", "40P01", "55P03")  # a conflict, a deadlock, a lock not got in time
@@ -32,7 +33,8 @@ def translated() -> Iterator[None]:
     try:
         yield
     except asyncpg.PostgresError as error:
-        raise _of_postgres(error) from error
+        # Without its cause: that prints DETAIL, which may be a row with a secret in it.
+        raise _of_postgres(error) from None
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
         if isinstance(error, asyncpg.ClientConfigurationError):
             raise ConfigurationError(f"database.dsn cannot be used: {error}") from error
@@ -73,5 +75,7 @@ def _lost_connection(error: asyncpg.InterfaceError | asyncpg.InternalClientError
     is in no state to be asked ("cannot switch to state 12; another operation (2) is in progress").
     """
     if isinstance(error, asyncpg.InternalClientError):
-        return "cannot switch to state" in str(error)
+        # In a failover, for a moment, no host is the one that target_session_attrs asks for.
+        wanted = isinstance(error, asyncpg.TargetServerAttributeNotMatched)
+        return wanted or "cannot switch to state" in str(error)
     return "connection" in str(error) and "closed" in str(error)

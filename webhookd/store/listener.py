@@ -33,17 +33,28 @@ class Listener:
 
     async def run(self) -> None:
         """Listen; a lost connection ends this with an error, and the supervisor begins it anew."""
+        while True:
+            try:
+                await self._listen()
+            except DatabaseUnavailable as error:
+                # Its heartbeat notices a stalled server before a use of the pool has run into its timeout.
+                self._pool.lost(error)
+                raise
+            if not self._deaf_said:
+                self._deaf_said = True
+                log.warning("LISTEN has no effect here: a pooler? Wake-ups come by polling alone")
+            await asyncio.sleep(DEAF_INTERVAL_SECONDS)
+
+    async def _listen(self) -> None:
+        """Until the connection is lost, or turns out to be deaf."""
         async with connected(self._dsn) as connection:
-            for work in Work:
-                await connection.add_listener(work.value, self._heard)
+            async with asyncio.timeout(HEARTBEAT_TIMEOUT_SECONDS):
+                for work in Work:
+                    await connection.add_listener(work.value, self._heard)
             # What was rung while nobody listened is looked for, now that somebody does.
             self._bells.ring_all_here()
             while await self._still_listens(connection):  # noqa: ASYNC110  it is the server that is asked
                 await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
-        if not self._deaf_said:
-            self._deaf_said = True
-            log.warning("LISTEN has no effect on this connection: a pooler? Wake-ups come by polling alone")
-        await asyncio.sleep(DEAF_INTERVAL_SECONDS)
 
     async def _still_listens(self, connection: Connection) -> bool:
         with translated():

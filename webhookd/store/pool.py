@@ -108,7 +108,7 @@ class Pool:
         except DatabaseBusy:
             raise
         except DatabaseUnavailable as error:
-            self._lost(error)
+            self.lost(error)
             if used:
                 # The others are as old, and likely as dead: each half-open one would cost a user its timeout.
                 await self._pool.expire_connections()
@@ -116,7 +116,8 @@ class Pool:
         else:
             self._answered()
 
-    def _lost(self, error: DatabaseUnavailable) -> None:
+    def lost(self, error: DatabaseUnavailable) -> None:
+        """The database does not answer; the next use that succeeds says otherwise."""
         if self._away_since is None:
             self._away_since = time.monotonic()
             log.warning("everything waits: %s", error)
@@ -128,4 +129,4 @@ class Pool:
 
 
 async def _nothing_to_reset(_: object) -> None:
-    """No call of ours leaves anything in its session: the driver's RESET ALL is a round trip for nothing."""
+    """The driver's RESET ALL is a round trip, and undoes the one thing a session keeps: when it notified."""

@@ -12,6 +12,7 @@ class Routed(NamedTuple):
     sagas: int
     subscription_ids: list[int]  # who got some: a hint for the orchestrator's ring
     next_event_id: int  # the mark for the next call
+    more: bool  # a full batch, or one cut short by its fan-out
 
 
 async def route(

@@ -187,7 +187,8 @@ class Daemon:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for received in signals:
                 if received == signal.SIGHUP:
-                    self._reload()
+                    if not self._stopping.is_set():
+                        self._reload()
                 elif self._stopping.is_set():
                     os._exit(1)
                 else:

@@ -5,10 +5,7 @@ from pathlib import Path
 
 from webhookd.config.settings import Settings
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
-from webhookd.outbound.client import ClientOptions, trusted_tls
-
-# Connections beside those of deliveries, so that a subscription can be verified under full load.
-FOR_VERIFICATIONS = 16
+from webhookd.outbound.client import VERIFICATION_CONNECTIONS, ClientOptions, trusted_tls
 
 # Read once, at the start: a change is named, and waits for a restart. All else is asked for at each use.
 NEEDS_RESTART = (
@@ -29,7 +26,7 @@ def client_options(settings: Settings, own_addresses: frozenset[tuple[IPAddress,
         tls=trusted_tls(Path(delivery.ca_file) if delivery.ca_file else None),
         own_addresses=own_addresses,
         max_response_bytes=delivery.max_response_bytes,
-        max_connections=delivery.concurrency + FOR_VERIFICATIONS,
+        max_connections=delivery.concurrency + VERIFICATION_CONNECTIONS,
     )
 
 

@@ -107,7 +107,7 @@ async def test_an_answer_is_read_as_far_as_is_set(
     for count in (1, 2):
         await flow.publish()
         await until(flow.daemon, COMPLETED, count)
-    daemon.configure(delivery={"max_response_bytes": 100})
+    daemon.configure(delivery={"max_response_bytes": 4096})
     assert await daemon.reload()
     for count in (3, 4):
         await flow.publish()

@@ -1,0 +1,47 @@
+"""Fixtures of the stages' tests: what a stage is made of, with settings that a test may change."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.support.database import Database
+from webhookd.config.settings import Settings
+from webhookd.observe.metrics import Metrics
+from webhookd.store.bells import Bells
+from webhookd.store.hints import Hints
+from webhookd.store.pool import Pool
+
+
+@dataclass
+class Parts:
+    """The parts of a process."""
+
+    pool: Pool
+    bells: Bells = field(default_factory=Bells)
+    hints: Hints = field(default_factory=Hints)
+    metrics: Metrics = field(default_factory=Metrics)
+    settings: Settings = field(default_factory=Settings)
+
+    def current(self) -> Settings:
+        return self.settings
+
+
+@pytest.fixture
+async def parts(database: Database) -> AsyncIterator[Parts]:
+    """Give the parts of a process, logged in as the daemon is."""
+    async with Pool(database.dsn("daemon"), 3) as pool:
+        yield Parts(pool)
+
+
+@contextlib.asynccontextmanager
+async def running(run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """A stage runs for the length of the block."""
+    task = asyncio.ensure_future(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

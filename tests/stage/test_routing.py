@@ -1,0 +1,54 @@
+"""The router's loop: when it looks again, and from where."""
+
+from tests.flow.test_lifecycle import publish_many
+from tests.stage.conftest import Parts, running
+from tests.support.database import Database
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.waiting import until
+from webhookd.config.settings import RoutingSettings, ServicesSettings, Settings
+from webhookd.routing.loop import Router
+
+QUEUED = "select exists (select from webhookd.event_routing_queue where event_id = $1)"
+ROUTED = f"select not ({QUEUED})"
+EMPTY = "select not exists (select from webhookd.event_routing_queue)"
+LONG = ServicesSettings(poll_interval_seconds=3600)
+
+
+def router_of(parts: Parts) -> Router:
+    """A router of this process."""
+    return Router(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
+
+
+async def test_a_batch_cut_short_by_its_fan_out_is_followed_at_once(flow: Flow, parts: Parts) -> None:
+    """300 events to 60 subscriptions are more than one transaction takes: nobody waits for the next look."""
+    parts.settings = Settings(services=LONG)
+    for _ in range(60):
+        await flow.subscribe()
+    await publish_many(flow, 300, [EVENT_TYPE])
+    async with running(router_of(parts).run):
+        await until(flow.daemon, EMPTY)
+
+
+async def test_a_late_commit_is_found_under_a_lasting_backlog(
+    flow: Flow, database: Database, parts: Parts
+) -> None:
+    """It lies behind the mark, which is forgotten once every poll interval although batches stay full."""
+    parts.settings = Settings(
+        services=ServicesSettings(poll_interval_seconds=0.1), routing=RoutingSettings(batch_size=5)
+    )
+    await flow.subscribe()
+    slow = await database.connect("application")
+    transaction = slow.transaction()
+    await transaction.start()
+    late = await slow.fetchval("select webhookd.publish($1, '{}')", EVENT_TYPE)
+    await publish_many(flow, 500, [EVENT_TYPE])
+    router = router_of(parts)
+    assert (await router.run_once()).events == 5
+    await transaction.commit()
+    async with running(router.run):
+        while await flow.daemon.fetchval(QUEUED, late):
+            # More than it routes meanwhile: no batch is ever short.
+            await publish_many(flow, 500, [EVENT_TYPE])
+            assert (
+                await flow.daemon.fetchval("select max(event_id) from webhookd.event_routing_queue") < 50_000
+            )
