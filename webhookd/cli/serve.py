@@ -1,0 +1,41 @@
+"""`webhookd serve`: an instance, until it is told to stop."""
+
+import difflib
+import os
+from pathlib import Path
+
+import click
+
+from webhookd.config.load import find_file, load_settings
+from webhookd.config.settings import SERVICES, Settings
+from webhookd.supervisor import daemon
+
+
+@click.command("serve")
+@click.option("--services", help="Which services this instance runs, separated by commas (default: all).")
+@click.pass_obj
+def command(config_path: Path | None, services: str | None) -> None:
+    """Run an instance: route, orchestrate, deliver, until told to stop.
+
+    SIGHUP reloads the configuration. SIGTERM drains and ends; a second one ends at once.
+    """
+    environment = dict(os.environ)
+    if services is not None:
+        _require_known(services)
+        environment["WEBHOOKD_SERVICES_ENABLED"] = services
+
+    # Found once: a reload that no longer finds it is refused, and does not fall back to the defaults.
+    path = find_file(config_path, environment)
+
+    def load() -> Settings:
+        return load_settings(path, environment)
+
+    daemon.serve(load(), load, path)
+
+
+def _require_known(services: str) -> None:
+    for name in filter(None, map(str.strip, services.split(","))):
+        if name not in SERVICES:
+            close = difflib.get_close_matches(name, SERVICES, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SERVICES)}"
+            raise click.UsageError(f"--services: unknown service {name}: {hint}")
