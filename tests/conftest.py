@@ -47,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Look for the PostgreSQL that was asked for, to complain before any test."""
     # A terminated run stops its servers just as an interrupted one.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Whoever runs us in the background of a script ignores SIGINT, and so would every program that we start:
+    # those which a test interrupts must hear it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = config.getoption("postgres")
     if wanted:
         try:

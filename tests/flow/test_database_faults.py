@@ -171,4 +171,4 @@ async def test_without_a_server_it_does_not_start(
     daemon.launch()
     assert await daemon.ended() == 69
     [line] = daemon.log_path.read_text().splitlines()
-    assert line.startswith("webhookd: database unavailable: ")
+    assert line.startswith("webhookd: database unavailable at 127.0.0.1:")

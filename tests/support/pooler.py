@@ -74,6 +74,7 @@ class RotatingPooler(Pooler):
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
         self.transactions = 0
+        self._servers: list[_Stream] = []  # also those that a client left in the middle
         self._idle: deque[_Stream] = deque()
         self._returned = asyncio.Condition()
         self._keys = itertools.count(1)
@@ -92,7 +93,7 @@ class RotatingPooler(Pooler):
         for handler in self._handlers:
             handler.cancel()
         await asyncio.gather(*self._handlers, return_exceptions=True)
-        for server in self._idle:
+        for server in self._servers:
             server.writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -133,7 +134,9 @@ class RotatingPooler(Pooler):
 
     async def _connect(self) -> _Stream:
         assert self._server.hostname is not None
-        return _Stream(*await asyncio.open_connection(self._server.hostname, self._server.port or 5432))
+        server = _Stream(*await asyncio.open_connection(self._server.hostname, self._server.port or 5432))
+        self._servers.append(server)
+        return server
 
     async def _log_in(self, client: _Stream, startup: bytes, key: bytes) -> None:
         server = await self._connect()
