@@ -301,7 +301,8 @@ begin
     end if;
     return query
     select t.saga_id, t.subscription_id, t.event_id, t.job_id, t.status, t.attempt_count, t.next_attempt_at, t.error_code,
-           null::bigint, null::text, null::text
+           null::bigint, case when t.error_code is not null then (select e.correlation_id::text from events e where e.id = t.event_id) end,
+           null::text
     from unnest(moved) t where t.saga_id <> all(dead_ids)
     union all
     select s.id, s.subscription_id, s.event_id, j.id, null, s.attempt_count, s.next_attempt_at, j.error_code::text, null, null,

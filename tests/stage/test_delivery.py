@@ -1,29 +1,39 @@
 """The worker and its reporter, at the moments when the database fails them."""
 
+from typing import Any
+
 import pytest
 
 from tests.stage.conftest import Parts, running
 from tests.support.database import Database
 from tests.support.flow import Flow
 from tests.support.waiting import until
+from webhookd.config.settings import ServicesSettings, Settings
 from webhookd.delivery.reporter import Finished, Reporter
 from webhookd.delivery.worker import Worker
 from webhookd.model.errors import DatabaseUnavailable
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
+from webhookd.reaper.loop import Reaper
 from webhookd.store import jobs
 
 LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'"
+FAILED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Failed'"
 
 
 def reporter_of(parts: Parts) -> Reporter:
     """A reporter of this process."""
-    return Reporter(parts.pool, parts.bells, parts.hints, parts.metrics)
+    return Reporter(parts.pool, parts.bells, parts.hints, parts.metrics, "worker")
+
+
+def worker_of(parts: Parts, client: GuardedClient, reporter: Reporter) -> Worker:
+    """A worker of this process."""
+    return Worker(parts.pool, parts.bells, client, reporter, parts.metrics, parts.current, worker_id="worker")
 
 
 async def jobs_of(flow: Flow, count: int) -> None:
-    """So many jobs to be claimed."""
-    await flow.subscribe()
+    """So many jobs to be claimed, to an address that is refused: attempts fail, and nothing is sent."""
+    await flow.subscribe(callback_url="https://127.0.0.1/")
     for _ in range(count):
         await flow.publish()
     await flow.route()
@@ -36,15 +46,7 @@ async def test_leases_that_were_not_loaded_are_handed_back_by_the_drain(
     """The connection is lost between claim and payloads, and then comes SIGTERM."""
     await jobs_of(flow, 6)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
-        worker = Worker(
-            parts.pool,
-            parts.bells,
-            client,
-            reporter_of(parts),
-            parts.metrics,
-            parts.current,
-            worker_id="worker",
-        )
+        worker = worker_of(parts, client, reporter_of(parts))
 
         async def lost(*_: object) -> list[jobs.Delivery]:
             raise DatabaseUnavailable("cut off")
@@ -77,3 +79,48 @@ async def test_reports_outlive_a_failover(flow: Flow, parts: Parts, database: Da
     pool.set_connect_args(dsn)
     async with running(reporter.run):
         await until(flow.daemon, f"select ({LEASED}) = 0")
+
+
+async def test_a_job_taken_back_from_the_dead_is_claimed_at_the_reapers_ring(
+    flow: Flow, parts: Parts
+) -> None:
+    """It lies behind the mark of this worker, which has claimed later ones since: no poll is waited for."""
+    parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
+    await jobs_of(flow, 2)
+    [lost] = await flow.claim(wanted=1)
+    reporter = reporter_of(parts)
+    async with (
+        GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client,
+        running(worker_of(parts, client, reporter).run),
+        running(reporter.run),
+    ):
+        await until(flow.daemon, f"select ({FAILED}) = 1")
+        await flow.expire_lease(lost.job_id)
+        assert await Reaper(parts.pool, parts.bells, parts.metrics, parts.current).run_once() == 1
+        await until(flow.daemon, f"select ({FAILED}) = 2")
+
+
+async def test_a_fault_that_passes_costs_no_report(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right to report is taken away and given again in the middle of a batch: every result is stored."""
+    await jobs_of(flow, 20)
+    reporter = reporter_of(parts)
+    for lease in await flow.claim():
+        reporter.put(Finished(lease, jobs.Report(lease.job_id, lease.lease_token, 200)))
+    right = "execute on function webhookd.report_results"
+    await flow.superuser.execute(f"revoke {right} from webhookd_app")
+    report, asked = jobs.report, 0
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 12:
+            await flow.superuser.execute(f"grant {right} to webhookd_app")
+        return await report(*arguments)
+
+    monkeypatch.setattr(jobs, "report", counted)
+    async with running(reporter.run):
+        await reporter.drained()
+    assert asked > 12
+    assert await flow.daemon.fetchval(LEASED) == 0

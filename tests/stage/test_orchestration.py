@@ -1,20 +1,48 @@
 """The orchestrator's loop: whom it finds when another process rings, and by which limit it sweeps."""
 
+from dataclasses import dataclass
+
+import pytest
+
 from tests.flow.test_lifecycle import publish_many
 from tests.stage.conftest import Parts, running
 from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.traffic import until_true
 from tests.support.waiting import until
 from webhookd.config.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
 from webhookd.orchestration.loop import Orchestrator
+from webhookd.store import sagas, subscriptions
 from webhookd.store.bells import Work
 
 LONG = ServicesSettings(poll_interval_seconds=3600)
 STARTED = "select count(*) = $1 from webhookd.webhook_delivery_jobs"
+COMPLETED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
 
 
 def orchestrator_of(parts: Parts) -> Orchestrator:
     """An orchestrator of this process."""
     return Orchestrator(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
+
+
+@dataclass
+class Calls:
+    """How many calls of a function have ended."""
+
+    ended: int = 0
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, name: str) -> Calls:
+    """Count the calls of one of the store's functions, which goes on doing what it does."""
+    calls = Calls()
+    real = getattr(sagas, name)
+
+    async def counted(*arguments: object) -> object:
+        result = await real(*arguments)
+        calls.ended += 1
+        return result
+
+    monkeypatch.setattr(sagas, name, counted)
+    return calls
 
 
 async def test_sagas_of_another_process_are_looked_for(flow: Flow, parts: Parts) -> None:
@@ -27,6 +55,82 @@ async def test_sagas_of_another_process_are_looked_for(flow: Flow, parts: Parts)
             await flow.route()
             parts.bells.hear(Work.SAGAS)
             await until(flow.daemon, STARTED, count)
+
+
+async def test_a_hint_does_not_hide_what_another_process_routed(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ring at one moment: of ours it is known whose they are, the other's are looked for."""
+    parts.settings = Settings(services=LONG)
+    ours, _ = await flow.subscribe("ours"), await flow.subscribe("theirs")
+    looks = calls_of(monkeypatch, "due_subscriptions")
+    async with running(orchestrator_of(parts).run):
+        await until_true(lambda: looks.ended == 1)
+        for count in (2, 4):
+            await flow.publish("ours")
+            await flow.publish("theirs")
+            await flow.route()
+            parts.hints.have_due([ours])
+            parts.bells.ring(Work.SAGAS, hinted=True)
+            parts.bells.ring_here(Work.SAGAS)
+            await until(flow.daemon, STARTED, count)
+
+
+async def test_more_results_than_a_batch_are_applied_at_one_ring(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process reported them: nobody waits for the next look with the rest."""
+    parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=5))
+    await flow.subscribe()
+    await publish_many(flow, 40, [EVENT_TYPE])
+    await flow.route()
+    await flow.start()
+    leases = await flow.claim()
+    looks = calls_of(monkeypatch, "due_subscriptions")
+    async with running(orchestrator_of(parts).run):
+        await until_true(lambda: looks.ended == 1)
+        for lease in leases:
+            await flow.report(lease, 200)
+        parts.bells.ring_here(Work.RESULTS)
+        await until(flow.daemon, COMPLETED, len(leases))
+
+
+async def test_who_was_only_dead_lettered_has_its_next_turn(flow: Flow, parts: Parts) -> None:
+    """A subscription's limit is lowered: what waits ends share by share, and then a fresh one starts."""
+    parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(subscription_window=5))
+    subscription_id = await flow.subscribe()
+    await publish_many(flow, 20, [EVENT_TYPE])
+    await flow.route()
+    await flow.start()
+    for lease in await flow.claim():
+        await flow.report(lease, 500)
+    await flow.apply(failing_after=1000)
+    await subscriptions.update(flow.daemon, subscription_id, {"max_attempts": 1})
+    await flow.publish()
+    await flow.route()
+    async with running(orchestrator_of(parts).run):
+        await until(flow.daemon, "select count(*) = 20 from webhookd.dead_letters")
+        await until(flow.daemon, STARTED, 21)
+
+
+async def test_a_turn_that_was_lost_is_waited_for(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another orchestrator makes jobs at that moment: ours comes back when it has ended, not by polling."""
+    parts.settings = Settings(services=LONG)
+    subscription_id = await flow.subscribe()
+    looks, starts = calls_of(monkeypatch, "due_subscriptions"), calls_of(monkeypatch, "start")
+    async with running(orchestrator_of(parts).run):
+        await until_true(lambda: looks.ended == 1)
+        await flow.publish()
+        await flow.route()
+        async with flow.superuser.transaction():
+            await flow.superuser.execute("select from webhookd.orchestration_turn for update")
+            parts.hints.have_due([subscription_id])
+            parts.bells.ring(Work.SAGAS, hinted=True)
+            # It has asked more than once, and got nothing.
+            await until_true(lambda: starts.ended > 1)
+        await until(flow.daemon, STARTED, 1)
 
 
 async def test_a_limit_put_back_ends_the_sweep(flow: Flow, parts: Parts) -> None:

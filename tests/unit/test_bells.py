@@ -37,6 +37,18 @@ async def test_a_ring_before_the_wait_counts() -> None:
     assert await bells.wait(Work.RESULTS, Work.SAGAS, timeout_seconds=LONG) == {Work.RESULTS, Work.SAGAS}
 
 
+async def test_a_hint_does_not_hide_a_ring_without_one() -> None:
+    """Who rings with a hint wakes, and has nothing searched for; beside it the other's ring is still told."""
+    bells = Bells()
+    woken = await waiting(bells, Work.SAGAS)
+    bells.ring(Work.SAGAS, hinted=True)
+    assert await woken == set()
+    bells.ring_here(Work.SAGAS, hinted=True)
+    bells.hear(Work.SAGAS)
+    bells.ring_here(Work.SAGAS, hinted=True)
+    assert await bells.wait(Work.SAGAS, timeout_seconds=LONG) == {Work.SAGAS}
+
+
 async def test_the_time_ends_a_wait() -> None:
     """With nothing rung."""
     assert await Bells().wait(Work.EVENTS, timeout_seconds=0) == set()

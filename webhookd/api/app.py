@@ -40,6 +40,7 @@ class Site:
         self, listening: socket.socket, settings: Callable[[], Settings], routes: Iterable[Route]
     ) -> None:
         self._listening = listening
+        self._settings = settings
         self._auth = Auth(settings, on_loopback=ip_address(listening.getsockname()[0]).is_loopback)
         self._routes = tuple(routes)
 
@@ -49,7 +50,7 @@ class Site:
         for route in self._routes:
             # add_route, for add_get would also answer HEAD.
             app.router.add_route(route.method, route.path, self._guarded(route))
-        await serve(app, self._listening)
+        await serve(app, self._listening, lambda: self._settings().services.shutdown_grace_seconds)
 
     def _guarded(self, route: Route) -> Handler:
         if route.scope is None:

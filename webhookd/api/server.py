@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Callable
 
 import anyio
 from aiohttp import web
@@ -19,7 +20,9 @@ BACKLOG = 1024
 IDLE_TIMEOUT_SECONDS = 75.0
 # A refused body is read on for so long, or its sender might see a reset in place of the refusal.
 LINGERING_SECONDS = 2.0
-SHUTDOWN_SECONDS = 3.0
+# At the end requests under way have a moment: of the grace period so much, and never more than this.
+SHUTDOWN_SHARE = 0.1
+MAX_SHUTDOWN_SECONDS = 3.0
 
 BAD_REQUEST = 400
 
@@ -38,9 +41,9 @@ def listening_socket(address: str) -> socket.socket:
         raise CannotListen(f"cannot listen on {address}: {reason}{hint}") from error
 
 
-async def serve(app: web.Application, listening: socket.socket) -> None:
+async def serve(app: web.Application, listening: socket.socket, grace_seconds: Callable[[], float]) -> None:
     """Until cancelled; requests under way then have a moment to end. The socket outlives it."""
-    runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS)
+    runner = web.AppRunner(app, shutdown_timeout=MAX_SHUTDOWN_SECONDS)
     await runner.setup()
     loop = asyncio.get_running_loop()
     manager = runner.server
@@ -68,7 +71,8 @@ async def serve(app: web.Application, listening: socket.socket) -> None:
     finally:
         if server is not None:
             server.close()
-        with anyio.CancelScope(shield=True):
+        # By the settings of now: what is not ended by then ends with the process.
+        with anyio.move_on_after(min(MAX_SHUTDOWN_SECONDS, grace_seconds() * SHUTDOWN_SHARE), shield=True):
             await runner.cleanup()
 
 

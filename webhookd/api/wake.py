@@ -16,4 +16,4 @@ class Wake:
     def sagas_of(self, subscription_ids: Iterable[int]) -> None:
         """These subscriptions may have something due."""
         self._hints.have_due(subscription_ids)
-        self._bells.ring(Work.SAGAS)
+        self._bells.ring(Work.SAGAS, hinted=True)

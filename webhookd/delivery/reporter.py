@@ -28,12 +28,14 @@ class Finished(NamedTuple):
 
     lease: Lease
     report: Report
+    correlation_id: str | None = None
 
 
 class Reporter:
     """Reports until it is cancelled; `drained` when nothing is left to report."""
 
-    def __init__(self, pool: Pool, bells: Bells, hints: Hints, metrics: Metrics) -> None:
+    def __init__(self, pool: Pool, bells: Bells, hints: Hints, metrics: Metrics, worker_id: str) -> None:
+        self._worker_id = worker_id
         self._pool = pool
         self._bells = bells
         self._hints = hints
@@ -73,7 +75,7 @@ class Reporter:
                 if self._waiting[finished.lease.job_id] is finished:
                     del self._waiting[finished.lease.job_id]
             # A worker that waits for reports to go out may claim again.
-            self._bells.ring_here(Work.JOBS)
+            self._bells.ring_here(Work.JOBS, hinted=True)
             if not self._waiting:
                 self._something.clear()
                 self._nothing.set()
@@ -86,15 +88,16 @@ class Reporter:
         try:
             await self.report(batch)
         except (DatabaseFault, Refused):
-            unstorable = await self._report_each(batch)
-            if len(unstorable) == len(batch):
+            refused = await self._report_each(batch)
+            if len(refused) == len(batch):
                 raise
-            for finished, error in unstorable:
+            # Once more: some may have been tried before a fault of the database's passed.
+            for finished, error in await self._report_each([finished for finished, _ in refused]):
                 self._metrics.reports.labels("unstorable").inc()
                 log.exception(
                     "a report cannot be stored: its lease will expire",
                     exc_info=error,
-                    extra=_fields(finished),
+                    extra=self._fields(finished),
                 )
 
     async def _report_each(self, batch: list[Finished]) -> list[tuple[Finished, WebhookdError]]:
@@ -113,22 +116,27 @@ class Reporter:
             verdicts = await jobs.report(connection, [finished.report for finished in batch])
         accepted = [job_id for job_id, verdict in verdicts.items() if verdict is ReportVerdict.ACCEPTED]
         self._metrics.reports.labels(ReportVerdict.ACCEPTED.value).inc(len(accepted))
+        # Stored before, and the acknowledgement lost: perhaps not applied yet, and nobody else knows of it.
+        stored = accepted + [
+            job_id for job_id, verdict in verdicts.items() if verdict is ReportVerdict.DUPLICATE
+        ]
         for finished in batch:
             verdict = verdicts[finished.lease.job_id]
             if verdict is not ReportVerdict.ACCEPTED:
                 self._metrics.reports.labels(verdict.value).inc()
-                log.warning("report not accepted: %s", verdict.value, extra=_fields(finished))
-        if accepted:
-            self._hints.were_reported(accepted)
-            self._bells.ring(Work.RESULTS)
+                log.warning("report not accepted: %s", verdict.value, extra=self._fields(finished))
+        if stored:
+            self._hints.were_reported(stored)
+            self._bells.ring(Work.RESULTS, hinted=True)
 
-
-def _fields(finished: Finished) -> dict[str, object]:
-    return {
-        "job_id": finished.lease.job_id,
-        "saga_id": finished.lease.saga_id,
-        "event_id": finished.lease.event_id,
-        "subscription_id": finished.lease.subscription_id,
-        "error_code": finished.report.error_code,
-        "lease_expiration": finished.lease.lease_until.isoformat(),
-    }
+    def _fields(self, finished: Finished) -> dict[str, object]:
+        return {
+            "job_id": finished.lease.job_id,
+            "saga_id": finished.lease.saga_id,
+            "event_id": finished.lease.event_id,
+            "subscription_id": finished.lease.subscription_id,
+            "error_code": finished.report.error_code,
+            "lease_expiration": finished.lease.lease_until.isoformat(),
+            "worker_id": self._worker_id,
+            "correlation_id": finished.correlation_id,
+        }

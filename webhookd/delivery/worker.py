@@ -4,7 +4,6 @@ Wakes on JOBS and on a slot that became free. Never leases more than it can star
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Finished, Reporter
 from webhookd.delivery.request import build_request
 from webhookd.delivery.slots import Room, Slots
-from webhookd.model.errors import DatabaseUnavailable
+from webhookd.model.errors import WebhookdError
 from webhookd.observe.metrics import Metrics
 from webhookd.outbound.client import GuardedClient
 from webhookd.outbound.outcome import Failure, Outcome
@@ -29,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # One claim's size: enough to be cheap for each, small enough that the last of it starts at once.
 MAX_CLAIM = 200
+# How much longer than a claim from the beginning is the rest before the next, however often others ring.
+REST = 10
 
 
 class Worker:
@@ -65,20 +66,32 @@ class Worker:
         return self._slots.in_flight
 
     async def run(self) -> None:
-        """Claim and send: again at once while claims are full, else when woken."""
+        """Claim and send: again at once while claims are full, else when woken.
+
+        A job that was reset, released or committed late lies behind the mark. So the mark is dropped when
+        somebody rings who is not our orchestrator, the reaper above all, and once every poll interval.
+        """
         loop = asyncio.get_running_loop()
-        forget_at = loop.time()
+        look_back = False
+        drop_at = look_back_at = loop.time()
         while not self._draining:
-            if loop.time() >= forget_at:
-                # A job that was reset, released or committed late lies behind the mark.
-                self._mark = 0
-                forgot_at = loop.time()
-            forget_at = forgot_at + self._settings().services.poll_interval_seconds
+            began = loop.time()
+            if anew := began >= drop_at or (look_back and began >= look_back_at):
+                self._mark, look_back, dropped_at = 0, False, began
+            drop_at = dropped_at + self._settings().services.poll_interval_seconds
             settings = self._settings().delivery
             room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
             self._leaves_out = room.leaves_out
+            wake_at = began
             if self._reporter.waiting > settings.concurrency or not await self.run_once(room):
-                await self._bells.wait(Work.JOBS, timeout_seconds=max(0.0, forget_at - loop.time()))
+                wake_at = drop_at
+            if anew:
+                look_back_at = loop.time() + REST * (loop.time() - began)
+            if look_back:
+                wake_at = min(wake_at, look_back_at)
+            look_back |= bool(
+                await self._bells.wait(Work.JOBS, timeout_seconds=max(0.0, wake_at - loop.time()))
+            )
 
     async def run_once(self, room: Room) -> int:
         """One claim, sent; how many jobs it got."""
@@ -112,10 +125,8 @@ class Worker:
             for lease in leases:
                 if lease.job_id in deliveries:
                     self._start(lease, deliveries[lease.job_id], asked_at)
-            if left_out := [lease for lease in leases if lease.job_id not in deliveries]:
-                # Too late, more payload than is loaded at once, or lost between the two statements.
-                released = await jobs.release(connection, left_out)
-                self._metrics.leases_released.inc(len(released))
+        # Too late, more payload than is loaded at once, or lost between the two statements.
+        await self._hand_back([lease for lease in leases if lease.job_id not in deliveries])
         # What was left out would only be left out again: the next claim for it waits for a ring.
         return len(deliveries)
 
@@ -129,31 +140,36 @@ class Worker:
     async def drain(self, grace_seconds: float) -> None:
         """Take no more; let what is under way end, and its report. What does not keeps its lease."""
         self._draining = True
-        self._bells.ring_here(Work.JOBS)
+        self._bells.ring_here(Work.JOBS, hinted=True)
         with anyio.move_on_after(grace_seconds):
             async with self._claiming:
-                await self._hand_back()  # a claim that was under way has ended, and what it got is sent
+                # A claim under way has ended, and what it got is sent; unless its connection was lost.
+                leases, self._unsent = self._unsent[0] if self._unsent else [], None
+                await self._hand_back(leases)
             while self._sending:
                 await asyncio.wait(self._sending)
             await self._reporter.drained()
         for task in self._sending:
             task.cancel()
 
-    async def _hand_back(self) -> None:
-        """What a lost connection left claimed and not loaded."""
-        if self._unsent:
-            leases, self._unsent = self._unsent[0], None
-            with contextlib.suppress(DatabaseUnavailable):
-                async with self._pool.connection() as connection:
-                    released = await jobs.release(connection, leases)
-                self._metrics.leases_released.inc(len(released))
+    async def _hand_back(self, leases: list[Lease]) -> None:
+        """Leases that are not used. If it fails they expire, and the reaper has them."""
+        if not leases:
+            return
+        try:
+            async with self._pool.connection() as connection:
+                released = await jobs.release(connection, leases)
+        except WebhookdError as error:
+            log.warning("%d leases were not handed back: %s", len(leases), error)
+        else:
+            self._metrics.leases_released.inc(len(released))
 
     async def _deliver(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
         """One request, and its report. The slot is held until the report is handed over."""
         try:
             outcome = await self._send(lease, delivery, asked_at)
             if outcome is None:
-                return
+                return await self._hand_back([lease])
             self._record(lease, delivery, outcome)
             report = Report(
                 lease.job_id,
@@ -164,20 +180,19 @@ class Worker:
                 outcome.retry_after_seconds,
                 outcome.response_excerpt,
             )
-            self._reporter.put(Finished(lease, report))
+            self._reporter.put(Finished(lease, report, delivery.correlation_id))
         finally:
             self._slots.give_back(lease.subscription_id, len(delivery.payload))
             self._metrics.in_flight.set(self._slots.in_flight)
             if self._leaves_out:
                 # Jobs may wait for this slot alone, and nobody else rings for them.
-                self._bells.ring_here(Work.JOBS)
+                self._bells.ring_here(Work.JOBS, hinted=True)
 
     async def _send(self, lease: Lease, delivery: Delivery, asked_at: float) -> Outcome | None:
         settings = self._settings().delivery
-        if _too_late(
-            lease, asked_at, settings.timeout_seconds
-        ):  # once more, for this process may have been stopped meanwhile
-            log.warning("too late to send: the lease may end first", extra={"job_id": lease.job_id})
+        # Asked once more, for this process may have been stopped meanwhile.
+        if _too_late(lease, asked_at, settings.timeout_seconds):
+            log.warning("too late to send: the lease may end first", extra=self._fields(lease, delivery))
             return None
         try:
             # The database's time carried forward: a host with a wrong clock signs rightly.
@@ -196,21 +211,26 @@ class Worker:
             log.log(
                 level,
                 "attempt delivered" if outcome.delivered else "attempt failed",
-                extra={
-                    "saga_id": lease.saga_id,
-                    "job_id": lease.job_id,
-                    "event_id": lease.event_id,
-                    "subscription_id": lease.subscription_id,
-                    "attempt": lease.attempt,
+                extra=self._fields(lease, delivery)
+                | {
                     "error_code": outcome.error_code,
                     "detail": outcome.detail or None,
                     "response_status": outcome.response_status,
                     "duration_ms": outcome.duration_ms,
-                    "worker_id": self._worker_id,
-                    "correlation_id": delivery.correlation_id,
-                    "lease_expiration": lease.lease_until.isoformat(),
                 },
             )
+
+    def _fields(self, lease: Lease, delivery: Delivery) -> dict[str, object]:
+        return {
+            "saga_id": lease.saga_id,
+            "job_id": lease.job_id,
+            "event_id": lease.event_id,
+            "subscription_id": lease.subscription_id,
+            "attempt": lease.attempt,
+            "worker_id": self._worker_id,
+            "correlation_id": delivery.correlation_id,
+            "lease_expiration": lease.lease_until.isoformat(),
+        }
 
 
 def _too_late(lease: Lease, asked_at: float, timeout_seconds: float) -> bool:

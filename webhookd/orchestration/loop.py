@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 DUE_PAGE = 1000
 # How much longer than a search for what is due is the rest after it, however often other instances ring.
 REST = 10
+# Another orchestrator makes jobs at this moment, for some milliseconds: its turn is waited for, not the poll.
+TURN_RETRY_SECONDS = 0.02
 
 
 class Orchestrator:
@@ -38,6 +40,7 @@ class Orchestrator:
         self._ring = Ring()
         self._refused_job_ids: set[int] = set()
         self._lowered: Final = asyncio.Event()
+        self._turn_lost = False
 
     async def run(self) -> None:
         """Tick: at once again while there is more, else when woken; and look at everything now and then."""
@@ -50,19 +53,23 @@ class Orchestrator:
                 looked_at = loop.time()
             # By the settings of now: a shorter interval need not wait for the end of the longer.
             look_at = looked_at + self._settings().services.poll_interval_seconds
+            wake_at = loop.time()
             if not await self.run_once():
                 wake_at = min(look_at, search_at) if must_search else look_at
-                rung = await self._bells.wait(
-                    Work.RESULTS, Work.SAGAS, timeout_seconds=max(0.0, wake_at - loop.time())
-                )
-                # Rung by the reaper or another instance, who do not say which: those are looked for.
-                if Work.RESULTS in rung and not self._hints.reported:
-                    await self._apply(None)
-                must_search |= Work.SAGAS in rung and not self._hints.due
-                if must_search and loop.time() >= search_at:
-                    must_search, began = False, loop.time()
-                    await self._find_due()
-                    search_at = loop.time() + REST * (loop.time() - began)
+            if self._turn_lost:
+                wake_at = min(wake_at, loop.time() + TURN_RETRY_SECONDS)
+            # Rung by the reaper or another instance, who do not say which: those are looked for, also while
+            # there is enough to do here.
+            unhinted = await self._bells.wait(
+                Work.RESULTS, Work.SAGAS, timeout_seconds=max(0.0, wake_at - loop.time())
+            )
+            if Work.RESULTS in unhinted:
+                await self._apply_all()
+            must_search |= Work.SAGAS in unhinted
+            if must_search and loop.time() >= search_at:
+                must_search, began = False, loop.time()
+                await self._find_due()
+                search_at = loop.time() + REST * (loop.time() - began)
 
     async def run_once(self) -> int:
         """Apply what was reported here, start what is due; how much was done."""
@@ -76,10 +83,12 @@ class Orchestrator:
         """Find what no hint spoke of: results of other instances, subscriptions that fell due."""
         self._refused_job_ids.clear()
         self._ring.forget_marks()
-        batch_size = self._settings().orchestration.batch_size
-        while await self._apply(None) >= batch_size:
-            pass
+        await self._apply_all()
         await self._find_due()
+
+    async def _apply_all(self) -> None:
+        while await self._apply(None) >= self._settings().orchestration.batch_size:
+            pass
 
     async def _find_due(self) -> None:
         after = 0
@@ -148,18 +157,22 @@ class Orchestrator:
         self._ring.add(self._hints.take_due())
         window = settings.orchestration.subscription_window
         shares = self._ring.next_shares(batch_size, window)
+        self._turn_lost = False
         if not shares:
             return 0
         async with self._pool.connection() as connection:
             started = await sagas.start(connection, shares, window, settings.retry.max_attempts)
             jobs = sum(one.started for one in started)
             if jobs:
-                self._bells.ring(Work.JOBS)  # committed; to give the connection back takes a turn of the loop
+                self._bells.ring(
+                    Work.JOBS, hinted=True
+                )  # committed; to give the connection back takes a turn of the loop
         self._metrics.jobs_started.inc(jobs)
+        self._turn_lost = not started
         self._ring.learn(started)
         for one in started:
             self._record(one.dead_lettered)
-        return jobs
+        return jobs + sum(len(one.dead_lettered) for one in started)
 
     def _record(self, transitions: list[sagas.Transition]) -> None:
         for transition in transitions:

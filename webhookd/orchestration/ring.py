@@ -41,9 +41,12 @@ class Ring:
         return shares
 
     def learn(self, started: Sequence[Started]) -> None:
-        """Drop who had nothing more, or has its window full: a result that frees it brings it back."""
+        """Drop who had nothing more, or has its window full: a result that frees it brings it back.
+
+        Not who had its share dead-lettered: that frees no window, and more may be behind it.
+        """
         for one in started:
-            if one.drained or one.started == 0:
+            if one.drained or not (one.started or one.dead_lettered):
                 self._marks.pop(one.subscription_id, None)
             elif one.subscription_id in self._marks:
                 self._marks[one.subscription_id] = (one.next_saga_mark, one.next_job_mark)

@@ -48,7 +48,7 @@ class Router:
             # Before the connection is given back, which takes a turn of the loop: it is committed.
             if routed.subscription_ids:
                 self._hints.have_due(routed.subscription_ids)
-                self._bells.ring(Work.SAGAS)
+                self._bells.ring(Work.SAGAS, hinted=True)
         self._mark = routed.next_event_id
         self._metrics.events_routed.inc(routed.events)
         self._metrics.sagas_routed.inc(routed.sagas)

@@ -32,19 +32,22 @@ class Bells:
 
     def __init__(self) -> None:
         self._rung: Final[set[Work]] = set()
+        self._unhinted: Final[set[Work]] = set()
         self._waiting: Final[dict[Work, set[asyncio.Future[None]]]] = {work: set() for work in Work}
         self._to_announce: set[Work] = set()
         self._announce: Final = asyncio.Event()
 
-    def ring(self, work: Work) -> None:
+    def ring(self, work: Work, *, hinted: bool = False) -> None:
         """There is work: wake who does it here, and let the others be told."""
-        self.ring_here(work)
+        self.ring_here(work, hinted=hinted)
         self._to_announce.add(work)
         self._announce.set()
 
-    def ring_here(self, work: Work) -> None:
-        """There is work, and others know of it by themselves."""
+    def ring_here(self, work: Work, *, hinted: bool = False) -> None:
+        """There is work, and others know of it by themselves. Hinted: who does it was told which (Hints)."""
         self._rung.add(work)
+        if not hinted:
+            self._unhinted.add(work)
         for waiter in self._waiting[work]:
             _wake(waiter)
 
@@ -59,7 +62,11 @@ class Bells:
         asyncio.get_running_loop().call_later(SHADOW_SECONDS, self.ring_here, work)
 
     async def wait(self, *works: Work, timeout_seconds: float) -> set[Work]:
-        """Until one of these is rung, or the time is over; which were. A ring from before the call counts."""
+        """Until one of these is rung, or the time is over. A ring from before the call counts.
+
+        Returns those that somebody rang without a hint: what there is to do must be searched for, whatever
+        others hinted at meanwhile.
+        """
         if self._rung.isdisjoint(works):
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
@@ -72,9 +79,10 @@ class Bells:
                 too_late.cancel()
                 for work in works:
                     self._waiting[work].discard(waiter)
-        rung = self._rung.intersection(works)
-        self._rung.difference_update(rung)
-        return rung
+        self._rung.difference_update(works)
+        unhinted = self._unhinted.intersection(works)
+        self._unhinted.difference_update(unhinted)
+        return unhinted
 
     async def announce(self, pool: Pool) -> None:
         """Tell other processes of what was rung here, for ever. A supervised service."""

@@ -35,10 +35,6 @@ class Hints:
             if len(self._due) < MAX_DUE:
                 self._due[subscription_id] = None
 
-    @property
-    def due(self) -> bool:
-        return bool(self._due)
-
     def take_due(self) -> list[int]:
         """All of them."""
         due, self._due = list(self._due), {}

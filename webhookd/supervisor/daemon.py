@@ -17,7 +17,7 @@ import anyio.lowlevel
 from webhookd import __version__
 from webhookd.api.app import Api, Site
 from webhookd.api.health import Health
-from webhookd.api.server import listening_socket
+from webhookd.api.server import SHUTDOWN_SHARE, listening_socket
 from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Reporter
 from webhookd.delivery.worker import Worker
@@ -79,7 +79,7 @@ class Daemon:
         self._metrics = Metrics()
         self._worker_id = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
         self._client = GuardedClient(client_options(settings, sockets.addresses))
-        self._reporter = Reporter(pool, self._bells, self._hints, self._metrics)
+        self._reporter = Reporter(pool, self._bells, self._hints, self._metrics, self._worker_id)
         self._worker = Worker(
             pool,
             self._bells,
@@ -120,7 +120,8 @@ class Daemon:
             self._status.draining = True
             systemd.notify("STOPPING=1")
             log.info("draining: no more claims, the %d in flight end", self._worker.in_flight)
-            await self._worker.drain(self._settings.services.shutdown_grace_seconds)
+            # What is left of the grace is the API's, to end its requests.
+            await self._worker.drain(self._settings.services.shutdown_grace_seconds * (1 - SHUTDOWN_SHARE))
             tasks.cancel_scope.cancel()
         log.info("stopped")
 
@@ -241,6 +242,8 @@ async def _serve(settings: Settings, load: Callable[[], Settings], config_path: 
 
 def serve(settings: Settings, load: Callable[[], Settings], config_path: Path | None) -> None:
     """Run an instance until it is told to stop."""
+    # Until somebody serves it: a reload that comes while this starts must not end it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if not settings.database.dsn:
         raise ConfigurationError("no database: set [database] dsn in webhookd.toml, or WEBHOOKD_DATABASE_DSN")
     logs.configure(settings.log.level, settings.log.format)
