@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from tests.flow.conftest import MakeDaemon
+from tests.flow.conftest import HELD, MakeDaemon
+from tests.flow.test_lifecycle import COMPLETED
 from tests.flow.test_scenarios import subscribed
 from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
@@ -65,6 +66,37 @@ async def test_a_dead_letter_is_logged_with_its_correlation_id(
         assert {"saga_id", "job_id", "subscription_id"} <= set(line)
     assert {"worker_id", "lease_expiration", "duration_ms"} <= set(attempt)
     assert endpoint.requests[0].headers["webhook-correlation-id"] == "trace-7"
+
+
+async def test_what_is_under_way_is_seen(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """In flight while they are; then their verdicts, and how long they took."""
+    await subscribed(flow, endpoint)
+    gate = endpoint.hold()
+    daemon = await make_daemon(delivery=HELD).start()
+    for _ in range(3):
+        await flow.publish()
+    await daemon.until(lambda: daemon.metric("webhookd_deliveries_in_flight") == 3, "in flight")
+    assert daemon.metric("webhookd_delivery_duration_seconds_count") == 0
+    gate.let_through(3)
+    await until(flow.daemon, COMPLETED, 3)
+    await daemon.until(
+        lambda: daemon.metric("webhookd_delivery_reports_total", verdict="accepted") == 3, "done"
+    )
+    assert daemon.metric("webhookd_delivery_duration_seconds_count") == 3
+    assert daemon.metric("webhookd_deliveries_in_flight") == 0
+
+
+async def test_a_retry_is_logged_with_its_correlation_id(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """Not the dead letter alone: whoever follows a trace sees why it took so long."""
+    await subscribed(flow, endpoint)
+    endpoint.fail_times(1)
+    daemon = await make_daemon().start()
+    await events.publish(flow.daemon, [events.NewEvent(EVENT_TYPE, "{}", None, "trace-8")])
+    await daemon.until(lambda: daemon.logged("will be retried"), "retried")
+    [line] = daemon.logged("will be retried")
+    assert (line["correlation_id"], line["error_code"]) == ("trace-8", "HTTP_503")
 
 
 async def test_a_draining_instance_is_alive_and_not_ready(

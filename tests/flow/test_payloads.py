@@ -1,6 +1,9 @@
 """Payloads byte for byte, from the application to the endpoint, over every way in and every way out again."""
 
+import os
 from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 
 from standardwebhooks import Webhook
 
@@ -15,6 +18,7 @@ API_BODY_BYTES = 1024 * 1024
 SQL_PAYLOAD_BYTES = 8 * 1024 * 1024
 API_DEPTH = 499  # the envelope is one more
 SQL_DEPTH = 2000
+WRONG_CLOCK = Path(__file__).resolve().parents[1] / "support" / "wrong_clock"
 
 AWKWARD = {
     "spaces": '{ "a" :\t1 ,\r\n "b":[ 1,2 , 3 ]\n}',
@@ -54,6 +58,20 @@ async def subscribe(flow: Flow, endpoint: Endpoint) -> Webhook:
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, endpoint.url("/hook"))
     await flow.verify(created.subscription_id)
     return Webhook(created.signing_secret)
+
+
+async def test_a_host_with_a_wrong_clock_signs_rightly(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """Ten minutes ahead, twice what the reference library bears: the signature has the database's time."""
+    webhook = await subscribe(flow, endpoint)
+    path = os.pathsep.join([str(WRONG_CLOCK), *filter(None, [os.environ.get("PYTHONPATH")])])
+    daemon = await make_daemon({"PYTHONPATH": path}).start()
+    started_at = datetime.fromisoformat(daemon.get_json("/status")["configuration"]["last_read_at"])
+    await flow.publish()
+    [request] = await endpoint.received(1)
+    webhook.verify(request.body, request.headers)
+    assert daemon.metric("webhookd_config_last_reload_timestamp_seconds") > started_at.timestamp() + 300
 
 
 async def check(endpoint: Endpoint, webhook: Webhook, published: Mapping[int, tuple[str, str]]) -> None:

@@ -13,10 +13,10 @@ from tests.support.pooler import PgBouncer, Pooler, RotatingPooler
 from tests.support.waiting import until
 from webhookd.store import subscriptions
 
-POOLERS: list[type[Pooler]] = [RotatingPooler, *([PgBouncer] if PgBouncer.is_installed() else [])]
+BOUNCER = pytest.mark.skipif(not PgBouncer.is_installed(), reason="PgBouncer is not installed here")
 
 
-@pytest.mark.parametrize("kind", POOLERS)
+@pytest.mark.parametrize("kind", [RotatingPooler, pytest.param(PgBouncer, marks=BOUNCER)])
 async def test_it_lives_on_polling_alone(
     flow: Flow, database: Database, endpoint: Endpoint, make_daemon: MakeDaemon, kind: type[Pooler]
 ) -> None:

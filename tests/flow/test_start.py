@@ -10,13 +10,13 @@ import aiohttp
 import pytest
 
 from tests.flow.conftest import MakeApi, MakeDaemon
-from tests.flow.test_lifecycle import COMPLETED
+from tests.flow.test_lifecycle import COMPLETED, publish_many
 from tests.flow.test_scenarios import subscribed
 from tests.support.api import Client
 from tests.support.daemon import DaemonProcess
 from tests.support.database import Database
 from tests.support.endpoint import Endpoint
-from tests.support.flow import Flow
+from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.postgres import free_port, readdress
 from tests.support.waiting import until
 from tests.support.wire import Wire
@@ -166,6 +166,24 @@ async def test_instances_divide_the_services(
     assert back.get("/healthz")[0] == 0
     assert front.metric("webhookd_events_routed_total") == 0
     assert front.metric("webhookd_delivery_attempts_total") == 0
+
+
+async def test_stages_in_three_processes_wake_each_other(
+    make_daemon: MakeDaemon, endpoint: Endpoint, flow: Flow
+) -> None:
+    """By NOTIFY alone, for nobody polls: more events than a batch go through all three, and a retry too."""
+    await subscribed(flow, endpoint)
+    endpoint.fail_times(3)
+    apart = {"services": {"poll_interval_seconds": 600}, "routing": {"batch_size": 50}}
+    for services in ("api,routing", "api,orchestration,reaper", "api,delivery"):
+        await make_daemon(**apart, orchestration={"batch_size": 50}, retry={"base_delay_seconds": 0}).start(
+            "--services", services
+        )
+    for count in (1, 300):
+        done = await flow.daemon.fetchval("select count(*) from webhookd.events")
+        await publish_many(flow, count, [EVENT_TYPE])
+        await until(flow.daemon, COMPLETED, done + count)
+    assert len(endpoint.requests) == 301 + 3
 
 
 async def test_the_option_goes_before_the_file(make_daemon: MakeDaemon) -> None:
