@@ -75,6 +75,7 @@ class Worker:
                 forgot_at = loop.time()
             forget_at = forgot_at + self._settings().services.poll_interval_seconds
             settings = self._settings().delivery
+            self._metrics.in_flight_limit.set(settings.concurrency)
             room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
             self._leaves_out = room.leaves_out
             if self._reporter.waiting > settings.concurrency or not await self.run_once(room):
