@@ -1,10 +1,8 @@
 """The image and what runs it: pinned, without root or tools, probed where routes are, given time to drain."""
 
 import asyncio
-import os
 import re
 import shutil
-import subprocess
 import textwrap
 import tomllib
 from pathlib import Path
@@ -17,6 +15,7 @@ import yaml
 
 from tests.support.database import Database
 from tests.support.installations import embedded_installations
+from tests.support.tools import content
 from webhookd.config.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,17 +114,15 @@ async def test_the_login_that_compose_makes(database: Database) -> None:
     psql = shutil.which("psql") or str(next(embedded_installations()).program("psql"))
     try:
         for _ in range(2):
-            done = await asyncio.to_thread(
-                subprocess.run,
-                [psql, "--no-psqlrc", "--set=ON_ERROR_STOP=1", database.dsn("superuser")],
-                input=script[1].replace("webhookd_daemon", name),
-                env=os.environ | {"DAEMON_PASSWORD": "it's"},
-                text=True,
-                capture_output=True,
-                check=False,
-                timeout=60,
+            await asyncio.to_thread(
+                content,
+                psql,
+                "--no-psqlrc",
+                "--set=ON_ERROR_STOP=1",
+                database.dsn("superuser"),
+                said=script[1].replace("webhookd_daemon", name),
+                DAEMON_PASSWORD="it's",
             )
-            assert done.returncode == 0, done.stderr
         parts = urlsplit(database.dsn("daemon"))
         netloc = f"{name}:it%27s@{parts.netloc.rpartition('@')[2]}"
         connection = await asyncpg.connect(urlunsplit(parts._replace(netloc=netloc)), timeout=30)

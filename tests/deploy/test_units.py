@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.tools import content
 from webhookd.config.settings import Settings
 from webhookd.model.errors import CannotListen, ConfigurationError, DatabaseUnavailable, SchemaProblem
 
@@ -14,7 +14,6 @@ SYSTEMD = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 UNITS = ("webhookd.service", "webhookd@.service")
 PROGRAM = "/opt/webhookd/bin/webhookd"
 HIGHEST_EXPOSURE = 2.0
-TIMEOUT_SECONDS = 60
 
 # With these systemd 252 measured an exposure of 1.1: to this a machine without systemd-analyze can hold them.
 MEASURED = {
@@ -60,16 +59,7 @@ def directives(unit: str) -> dict[str, list[str]]:
 
 def analyze(*arguments: str) -> str:
     """What systemd-analyze says, which must be content."""
-    done = subprocess.run(
-        ["systemd-analyze", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_SECONDS,
-        env={"SYSTEMD_COLORS": "0", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return content("systemd-analyze", *arguments, SYSTEMD_COLORS="0", LC_ALL="C.UTF-8")
 
 
 @pytest.mark.parametrize("unit", UNITS)
