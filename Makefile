@@ -19,11 +19,14 @@ latency: ## Measure the time from publish to arrival at an idle daemon
 
 # Environment variables and settings files may name an index or a folder of wheels; the lock must
 # hold for everyone, so it is made without them, and says only versions and hashes.
-lock: ## Make tests/requirements.lock anew from pyproject.toml (needs uv)
-	env -u UV_FIND_LINKS -u PIP_FIND_LINKS $(UV) pip compile pyproject.toml --all-extras \
-		--no-config --universal --python-version 3.11 --generate-hashes --upgrade \
-		--no-emit-index-url --no-emit-find-links --no-annotate \
-		--custom-compile-command "make lock" --quiet --output-file tests/requirements.lock
+COMPILE = env -u UV_FIND_LINKS -u PIP_FIND_LINKS $(UV) pip compile --no-config --universal --python-version 3.11 \
+	--generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate \
+	--custom-compile-command "make lock" --quiet
+
+lock: ## Make tests/requirements.lock anew from pyproject.toml, and of it what deploy/ installs (needs uv)
+	$(COMPILE) pyproject.toml --all-extras --output-file tests/requirements.lock
+	$(COMPILE) pyproject.toml --constraint tests/requirements.lock --output-file deploy/requirements.lock
+	echo hatchling | $(COMPILE) - --constraint tests/requirements.lock --output-file deploy/build.lock
 
 format: ## Format the code, and repair what ruff can
 	$(ENVIRONMENT)/bin/ruff format .

@@ -209,3 +209,33 @@ async def test_a_claim_under_way_at_sigterm_is_not_lost(
     assert await daemon.ended() == 0
     assert len(endpoint.requests) == 1
     assert await flow.daemon.fetchval("select status from webhookd.webhook_delivery_jobs") == "Completed"
+
+
+async def test_what_the_api_answers_is_counted(make_daemon: MakeDaemon) -> None:
+    """By the route's form and the class of the status; a path that is no route makes no series of its own."""
+    daemon = await make_daemon().start()
+    daemon.post_json("/v1/events", {"event_type": EVENT_TYPE, "payload": {}})
+    daemon.post_json("/v1/events", {})
+    daemon.get("/v1/events/1")
+    daemon.get("/v1/events/2")
+    daemon.get("/no/such/path")
+
+    def answers(route: str, status: str) -> float:
+        return daemon.metric("webhookd_api_responses_total", route=route, status=status)
+
+    assert (answers("POST /v1/events", "2xx"), answers("POST /v1/events", "4xx")) == (1, 1)
+    assert (answers("GET /v1/events/{id}", "2xx"), answers("GET /v1/events/{id}", "4xx")) == (1, 1)
+    assert answers("none", "4xx") == 1
+
+
+async def test_a_change_that_waits_for_a_restart_is_seen(make_daemon: MakeDaemon) -> None:
+    """How many settings of the file do not run yet; what a reload swaps is shown at once."""
+    daemon = await make_daemon(database={"pool_size": 3}, delivery={"concurrency": 5}).start()
+    assert daemon.metric("webhookd_config_restart_needed") == 0
+    daemon.configure(database={"pool_size": 4}, delivery={"concurrency": 6})
+    assert await daemon.reload()
+    assert daemon.metric("webhookd_config_restart_needed") == 1
+    await daemon.until(lambda: daemon.metric("webhookd_deliveries_in_flight_limit") == 6, "swapped")
+    daemon.configure(database={"pool_size": 3})
+    assert await daemon.reload()
+    assert daemon.metric("webhookd_config_restart_needed") == 0

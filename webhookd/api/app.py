@@ -50,7 +50,11 @@ class Site:
         for route in self._routes:
             # add_route, for add_get would also answer HEAD.
             app.router.add_route(route.method, route.path, self._guarded(route))
+        app.on_response_prepare.append(self._answering)
         await serve(app, self._listening, lambda: self._settings().services.shutdown_grace_seconds)
+
+    async def _answering(self, request: web.Request, response: web.StreamResponse) -> None:
+        """An answer is about to be sent, whatever made it."""
 
     def _guarded(self, route: Route) -> Handler:
         if route.scope is None:
@@ -91,6 +95,7 @@ class Api(Site):
         super().__init__(
             listening, settings, (route for resource in resources for route in resource.routes())
         )
+        self._responses = metrics.api_responses
 
     async def run(self) -> None:
         """Listen and answer; what is still being stored at the end is given up, and nobody was told of it."""
@@ -99,6 +104,12 @@ class Api(Site):
         finally:
             with anyio.CancelScope(shield=True):
                 await self._ingest.close()
+
+    async def _answering(self, request: web.Request, response: web.StreamResponse) -> None:
+        resource = request.match_info.route.resource
+        # By the route's form, not by the path: whoever asks for anything must not make new time series.
+        route = f"{request.method} {resource.canonical}" if resource else "none"
+        self._responses.labels(route, f"{response.status // 100}xx").inc()
 
 
 @web.middleware

@@ -80,6 +80,7 @@ class Worker:
                 self._mark, look_back, dropped_at = 0, False, began
             drop_at = dropped_at + self._settings().services.poll_interval_seconds
             settings = self._settings().delivery
+            self._metrics.in_flight_limit.set(settings.concurrency)
             room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
             self._leaves_out = room.leaves_out
             wake_at = began

@@ -45,13 +45,20 @@ class Metrics:
         self.lease_resets = self._counter("lease_resets", "Lost leases, by what became of the job", "status")
         self.service_restarts = self._counter("service_restarts", "Restarts of a service", "service")
         self.reloads = self._counter("config_reloads", "Reloads, by outcome", "outcome")
+        self.api_responses = self._counter(
+            "api_responses", "The API's answers, by route and class of status", "route", "status"
+        )
         self.in_flight = self._gauge("deliveries_in_flight", "Requests under way")
+        self.in_flight_limit = self._gauge("deliveries_in_flight_limit", "How many may be")
         self.service_up = self._gauge("service_up", "1 while a service runs", "service")
         self.database_up = self._gauge("database_up", "1 while the database answers")
         self.reload_succeeded = self._gauge("config_last_reload_successful", "1 if the last reload worked")
         self.reload_succeeded.set(1)
         self.reloaded_at = self._gauge(
             "config_last_reload_timestamp_seconds", "When the configuration was last read, well or not"
+        )
+        self.restart_needed = self._gauge(
+            "config_restart_needed", "Settings that were changed and wait for a restart"
         )
         self.backlog = self._gauge("backlog", "What waits in the whole cluster, up to 10,000", "stage")
         self.backlog_age = self._gauge(
@@ -71,7 +78,10 @@ class Metrics:
             self.reports.labels(verdict.value)
         for become in (JobStatus.PENDING, JobStatus.FAILED):
             self.lease_resets.labels(become.value)
+        self.reports.labels("unstorable")
         self.attempts.labels("delivered")
+        for outcome in ("done", "refused"):
+            self.reloads.labels(outcome)
 
     def forget_backlog(self) -> None:
         """What waits is not known."""

@@ -223,6 +223,7 @@ class Daemon:
         self._status.reloads = reloads
         self._metrics.reloads.labels("done" if reloads.successful else "refused").inc()
         self._metrics.reload_succeeded.set(reloads.successful)
+        self._metrics.restart_needed.set(len(reloads.restart_needed))
         self._metrics.reloaded_at.set(reloads.last_at.timestamp())
         systemd.notify("READY=1")
 

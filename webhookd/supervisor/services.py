@@ -42,6 +42,7 @@ class Service:
 async def supervise(service: Service, metrics: Metrics) -> None:
     """Run the service until it ends by itself. Cancellation passes through."""
     up = metrics.service_up.labels(service.name)
+    restarts = metrics.service_restarts.labels(service.name)
 
     def enter(state: State) -> None:
         service.state = state
@@ -52,7 +53,7 @@ async def supervise(service: Service, metrics: Metrics) -> None:
         enter("failing")
         service.last_error = f"{type(error).__name__}: {error}"
         service.restarts += 1
-        metrics.service_restarts.labels(service.name).inc()
+        restarts.inc()
         if isinstance(error, DatabaseUnavailable):
             # The pool says once that it is away, and once that it is back.
             log.debug("%s waits for the database: %s", service.name, error)

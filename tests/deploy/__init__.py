@@ -1,0 +1,1 @@
+"""Tests of deploy/: units, alerts, dashboard and runbook say what the daemon does."""

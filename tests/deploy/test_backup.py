@@ -1,0 +1,54 @@
+"""A dump, restored: what the runbook's way of backing up keeps."""
+
+import asyncio
+from itertools import chain
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.support.database import Database
+from tests.support.flow import Flow
+from tests.support.installations import Installation, embedded_installations, local_installations
+from tests.support.tools import content
+from webhookd.model.errors import Refusal
+from webhookd.store import migrations
+
+COUNTS = """
+    select (select count(*) from webhookd.events), (select count(*) from webhookd.event_routing_queue),
+           (select count(*) from webhookd.webhook_delivery_sagas)
+"""
+
+
+def able_to_dump(major: int) -> Installation:
+    """The nearest that is not older: pg_dump refuses a server newer than itself."""
+    found = chain(local_installations(), embedded_installations())
+    return min((one for one in found if one.major >= major), key=lambda installation: installation.major)
+
+
+async def test_a_restored_dump_goes_on_where_it_was(
+    flow: Flow, database: Database, empty_database: Database, tmp_path: Path
+) -> None:
+    """No event is routed again, none is forgotten, and facts stay facts."""
+    await flow.subscribe()
+    routed = await flow.publish()
+    await flow.route()
+    waiting = await flow.publish()
+    programs, dump = able_to_dump(database.server.major), str(tmp_path / "app.dump")
+    for name, *arguments in (
+        ("pg_dump", "--format=custom", f"--file={dump}", database.dsn("superuser")),
+        ("pg_restore", "--exit-on-error", f"--dbname={empty_database.dsn('superuser')}", dump),
+    ):
+        await asyncio.to_thread(content, programs.program(name), *arguments)
+
+    assert not await migrations.check(empty_database.dsn("daemon"))
+    restored = await Flow.open(empty_database)
+    assert tuple(await restored.daemon.fetchrow(COUNTS) or ()) == (2, 1, 1)
+    await restored.route()
+    sagas = await restored.daemon.fetch(
+        "select event_id from webhookd.webhook_delivery_sagas order by event_id"
+    )
+    assert [row[0] for row in sagas] == [routed, waiting]
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await restored.superuser.execute("delete from webhookd.events")
+    assert refused.value.sqlstate == Refusal.IMMUTABLE.value
