@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-import msgspec
+import orjson
 from aiohttp import web
 
 from webhookd.store.reads import Row
@@ -11,11 +11,14 @@ from webhookd.store.reads import Row
 SERVER = {"Server": "webhookd"}
 
 
+def encoded(value: object) -> bytes:
+    """JSON, as everything goes out."""
+    return orjson.dumps(value, option=orjson.OPT_UTC_Z)
+
+
 def answer(value: object, status: int = 200) -> web.Response:
     """A JSON response."""
-    return web.Response(
-        body=msgspec.json.encode(value), status=status, content_type="application/json", headers=SERVER
-    )
+    return web.Response(body=encoded(value), status=status, content_type="application/json", headers=SERVER)
 
 
 def page_of(rows: Sequence[Row], limit: int) -> web.Response:
@@ -24,6 +27,6 @@ def page_of(rows: Sequence[Row], limit: int) -> web.Response:
     return answer({"items": items, "next_cursor": items[-1]["id"] if len(rows) > limit else None})
 
 
-def raw(text: str) -> msgspec.Raw:
+def raw(text: str) -> orjson.Fragment:
     """JSON that is JSON already."""
-    return msgspec.Raw(text.encode())
+    return orjson.Fragment(text)

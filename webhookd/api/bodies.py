@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from webhookd.api.fields import MAX_ID
 from webhookd.api.problems import Problem, invalid
 
 Value = TypeVar("Value")
@@ -14,7 +15,6 @@ Value = TypeVar("Value")
 BODY_TIMEOUT_SECONDS = 20.0
 # Far more than people nest, and less than what breaks the parsers of PostgreSQL, of Python and of receivers.
 MAX_DEPTH = 500
-MAX_ID = 2**63 - 1
 MAX_ID_DIGITS = len(str(MAX_ID))
 
 _JSON_CHARSETS = ("utf-8", "utf8", "us-ascii")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from webhookd.api import requests
+from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of, raw
 from webhookd.api.bodies import path_id, read_json, read_optional_json, read_query
 from webhookd.api.database import Database
@@ -61,7 +61,7 @@ class DeadLetters:
                 saga_id=requeued.saga_id,
             )
         self._wake.sagas_of([requeued.subscription_id])
-        return answer({"saga_id": requeued.saga_id}, CREATED)
+        return answer(responses.Requeued(saga_id=requeued.saga_id), CREATED)
 
     async def _requeue_many(self, request: web.Request) -> web.Response:
         """Batch by batch, a commit each: asked again after a failure in between, it goes on."""
@@ -87,4 +87,6 @@ class DeadLetters:
             requeued += batch.requeued
             after_id = batch.last_id
             if batch.matched < REQUEUE_BATCH:
-                return answer({"matched": matched, "requeued": requeued, "skipped": matched - requeued})
+                return answer(
+                    responses.RequeuedMany(matched=matched, requeued=requeued, skipped=matched - requeued)
+                )

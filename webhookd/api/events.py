@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from webhookd.api import requests
+from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of, raw
 from webhookd.api.bodies import path_id, read_json, read_query
 from webhookd.api.database import Database
@@ -42,12 +42,12 @@ class Events:
         event = _new_event(asked)
         accepted = await self._ingest.publish(event if key is None else event._replace(idempotency_key=key))
         return answer(
-            {
-                "id": accepted.id,
-                "event_type": event.event_type,
-                "created_at": accepted.created_at,
-                "duplicate": accepted.duplicate,
-            },
+            responses.EventAccepted(
+                id=accepted.id,
+                event_type=event.event_type,
+                created_at=accepted.created_at,
+                duplicate=accepted.duplicate,
+            ),
             ACCEPTED,
         )
 
@@ -64,7 +64,8 @@ class Events:
             )
         )
         self._ingest.stored(accepted)
-        return answer({"events": [{"id": one.id, "duplicate": one.duplicate} for one in accepted]}, ACCEPTED)
+        members = [responses.BatchMember(id=one.id, duplicate=one.duplicate) for one in accepted]
+        return answer(responses.BatchAccepted(events=members), ACCEPTED)
 
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.EventsQuery)

@@ -1,11 +1,11 @@
 """/healthz, /readyz, /status and /metrics. None of them asks the database."""
 
 from collections.abc import Callable
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
+from webhookd.api import responses
 from webhookd.api.answers import answer
 from webhookd.api.routes import Route
 
@@ -16,7 +16,7 @@ class Health:
     def __init__(
         self,
         unready: Callable[[], list[str]],
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[], responses.Status],
         registry: CollectorRegistry,
     ) -> None:
         self._unready = unready
@@ -33,11 +33,13 @@ class Health:
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """The loop turns."""
-        return answer({"alive": True})
+        return answer(responses.Alive(alive=True))
 
     async def _readyz(self, _: web.Request) -> web.Response:
         reasons = self._unready()
-        return answer({"ready": False, "because": reasons}, 503) if reasons else answer({"ready": True})
+        if reasons:
+            return answer(responses.Readiness(ready=False, because=reasons), 503)
+        return answer(responses.Readiness(ready=True))
 
     async def _get_status(self, _: web.Request) -> web.Response:
         return answer(self._status())

@@ -5,9 +5,9 @@ Problem, Refused and DatabaseUnavailable in, a response out. No driver's words a
 
 from typing import Any, assert_never
 
-import msgspec
 from aiohttp import web
 
+from webhookd.api.answers import SERVER, encoded
 from webhookd.model.errors import DatabaseUnavailable, Refusal, Refused
 
 RETRY_AFTER_SECONDS = "1"
@@ -44,10 +44,10 @@ class Problem(Exception):
             **self.members,
         }
         response = web.Response(
-            body=msgspec.json.encode(body),
+            body=encoded(body),
             status=self.status,
             content_type="application/problem+json",
-            headers={"Server": "webhookd"} | self.headers,
+            headers=SERVER | self.headers,
         )
         if self.close:
             response.force_close()

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from webhookd.api import requests
+from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of
 from webhookd.api.bodies import path_id, read_json, read_optional_json, read_query
 from webhookd.api.database import Database
@@ -110,7 +110,9 @@ class Subscriptions:
             lambda connection: subscriptions.rotate_secret(connection, subscription_id, overlap_seconds)
         )
         return answer(
-            {"secret": rotated.signing_secret, "previous_valid_until": rotated.previous_valid_until}
+            responses.RotatedSecret(
+                secret=rotated.signing_secret, previous_valid_until=rotated.previous_valid_until
+            )
         )
 
     @property

@@ -1,0 +1,361 @@
+"""What is answered, field by field: the types that the document at /openapi.json is made of.
+
+Typed dictionaries, for a row of the database is one already: nothing is converted on its way out. Fields may
+be added to an answer; none is renamed or taken away.
+"""
+
+from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict
+
+from msgspec import Meta
+
+from webhookd.api.fields import (
+    Attempts,
+    CallbackUrl,
+    CorrelationId,
+    Count,
+    Delay,
+    Description,
+    ErrorCode,
+    EventType,
+    Id,
+    IdempotencyKey,
+    Payload,
+    Sentence,
+    Time,
+)
+from webhookd.model.states import JobStatus, SagaStatus
+
+# A saga's status, or none: SagaStatus and a literal cannot be one type for msgspec.
+Became: TypeAlias = Literal[
+    "Pending", "InProgress", "PendingRetry", "Completed", "DeadLettered", "not_routed"
+]
+Reason: TypeAlias = Annotated[str, Meta(examples=["completed"], description="a stable code, for programs")]
+Secret: TypeAlias = Annotated[
+    str, Meta(examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="], description="shown this once")
+]
+Held: TypeAlias = Annotated[bool, Meta(description="waits for its subscription to be active and verified")]
+Cursor: TypeAlias = Annotated[Id | None, Meta(description="of the next page; null: this is the last")]
+
+
+class Problem(TypedDict):
+    """What went wrong (RFC 9457). `code` is stable; the other words may change."""
+
+    type: Annotated[str, Meta(examples=["urn:webhookd:problem:not_found"])]
+    title: Annotated[str, Meta(examples=["Not found"])]
+    status: Annotated[int, Meta(ge=400, le=599, examples=[404])]
+    code: Annotated[str, Meta(examples=["not_found"])]
+    detail: Annotated[str, Meta(examples=["no event 42"])]
+    event_id: NotRequired[
+        Annotated[Id, Meta(description="with idempotency_conflict: the event that has the key")]
+    ]
+    saga_id: NotRequired[Annotated[Id, Meta(description="with already_requeued: the delivery that there is")]]
+    error_code: NotRequired[Annotated[str, Meta(description="with verification_failed: as a delivery's")]]
+    response_status: NotRequired[
+        Annotated[int | None, Meta(description="with verification_failed: what the endpoint answered")]
+    ]
+    duration_ms: NotRequired[Annotated[int | None, Meta(description="with verification_failed")]]
+
+
+class Page(TypedDict):
+    """What every list has: newest first."""
+
+    next_cursor: Cursor
+
+
+class EventAccepted(TypedDict):
+    """Stored and committed."""
+
+    id: Id
+    event_type: EventType
+    created_at: Time
+    duplicate: Annotated[bool, Meta(description="the key was there already: this is the first event's id")]
+
+
+class BatchMember(TypedDict):
+    """One event of a batch."""
+
+    id: Id
+    duplicate: bool
+
+
+class BatchAccepted(TypedDict):
+    """All of a batch, in its order."""
+
+    events: list[BatchMember]
+
+
+class Event(TypedDict):
+    """A fact; it never changes."""
+
+    id: Id
+    event_type: EventType
+    created_at: Time
+    idempotency_key: IdempotencyKey | None
+    correlation_id: CorrelationId | None
+
+
+class EventDelivery(TypedDict):
+    """What became of an event at one subscription of its type."""
+
+    subscription_id: Id
+    callback_url: CallbackUrl
+    status: Became
+    reason: Reason
+    explanation: Sentence
+    saga_id: Id | None
+    attempt_count: Count | None
+    next_attempt_at: Time | None
+    final_error_code: ErrorCode | None
+    dead_letter_id: Id | None
+    buried_as: Annotated[Id | None, Meta(description="the dead letter that it ended as")]
+    held: Held
+
+
+class EventWithDeliveries(Event):
+    """An event, its payload, and what became of it everywhere."""
+
+    payload: Payload
+    more_deliveries: Annotated[bool, Meta(description="not all are here; the rest is in /v1/deliveries")]
+    deliveries: list[EventDelivery]
+
+
+class EventPage(Page):
+    """Events, without their payloads."""
+
+    items: list[Event]
+
+
+class Health(TypedDict):
+    """How an endpoint does."""
+
+    consecutive_failures: Count
+    failing_since: Time | None
+    last_error_code: ErrorCode | None
+    last_failure_at: Time | None
+    last_recovery_at: Time | None
+
+
+class Subscription(TypedDict):
+    """Where events of a type are sent. Its secret and its headers are not shown."""
+
+    id: Id
+    event_type: EventType
+    callback_url: CallbackUrl
+    active: bool
+    verified: bool
+    max_attempts: Annotated[Attempts | None, Meta(description="null: the configuration's")]
+    base_delay_seconds: Annotated[Delay | None, Meta(description="null: the configuration's")]
+    description: Description | None
+    created_at: Time
+    updated_at: Time
+    health: Health
+
+
+class NewSubscription(Subscription):
+    """A subscription and what it signs with."""
+
+    secret: Secret
+
+
+class SubscriptionPage(Page):
+    """Subscriptions."""
+
+    items: list[Subscription]
+
+
+class RotatedSecret(TypedDict):
+    """The new secret; the one before goes on signing beside it for a while."""
+
+    secret: Secret
+    previous_valid_until: Time
+
+
+class Delivery(TypedDict):
+    """A saga: one event on its way to one subscription."""
+
+    id: Id
+    event_id: Id
+    subscription_id: Id
+    status: SagaStatus
+    attempt_count: Count
+    next_attempt_at: Time | None
+    final_error_code: ErrorCode | None
+    created_at: Time
+    updated_at: Time
+    dead_letter_id: Annotated[Id | None, Meta(description="the dead letter that it is the second chance of")]
+    held: Held
+
+
+class Attempt(TypedDict):
+    """One request, or one about to be made."""
+
+    id: Id
+    attempt: Annotated[int, Meta(ge=1, examples=[1])]
+    status: JobStatus
+    attempt_at: Time
+    created_at: Time
+    finished_at: Time | None
+    response_status: Annotated[int, Meta(examples=[503])] | None
+    error_code: ErrorCode | None
+    duration_ms: Annotated[int, Meta(ge=0, examples=[118])] | None
+    retry_after_seconds: float | None
+    response_excerpt: Annotated[
+        Annotated[str, Meta(examples=["Service Unavailable"])] | None,
+        Meta(description="the first 4096 bytes of the answer, as the endpoint wrote them: do not trust them"),
+    ]
+    worker_id: Annotated[str, Meta(examples=["host:4711:9f8e7d6c"])] | None
+    lease_until: Time | None
+    lease_resets: Count
+    result_applied_at: Time | None
+
+
+class DeliveryWithAttempts(Delivery):
+    """A saga, why it is where it is, and each attempt, oldest first."""
+
+    reason: Reason
+    explanation: Sentence
+    buried_as: Annotated[Id | None, Meta(description="the dead letter that it ended as")]
+    attempts: list[Attempt]
+
+
+class DeliveryPage(Page):
+    """Deliveries."""
+
+    items: list[Delivery]
+
+
+class DeadLetter(TypedDict):
+    """A delivery that failed for good."""
+
+    id: Id
+    saga_id: Id
+    event_id: Id
+    subscription_id: Id
+    final_error_code: ErrorCode
+    failed_at: Time
+    requeued_saga_id: Annotated[Id | None, Meta(description="the delivery that it was requeued as")]
+
+
+class DeadLetterWithPayload(DeadLetter):
+    """A dead letter and the payload as it was."""
+
+    event_type: EventType
+    payload_snapshot: Payload
+
+
+class DeadLetterPage(Page):
+    """Dead letters, without their payloads."""
+
+    items: list[DeadLetter]
+
+
+class Requeued(TypedDict):
+    """The delivery that a dead letter has become."""
+
+    saga_id: Id
+
+
+class RequeuedMany(TypedDict):
+    """What a bulk requeue did, or would do."""
+
+    matched: Count
+    requeued: Count
+    skipped: Annotated[int, Meta(ge=0, examples=[0], description="requeued before, or held")]
+
+
+class Alive(TypedDict):
+    """The process answers."""
+
+    alive: bool
+
+
+class Readiness(TypedDict):
+    """Whether work sent here is done now."""
+
+    ready: bool
+    because: NotRequired[Annotated[list[str], Meta(description="why it is not ready")]]
+
+
+class DatabaseStatus(TypedDict):
+    """Whether the database answers."""
+
+    available: bool
+
+
+class ServiceStatus(TypedDict):
+    """One of the loops that this instance runs."""
+
+    name: Annotated[str, Meta(examples=["delivery"])]
+    state: Literal["running", "failing", "ended"]
+    restarts: Annotated[int, Meta(ge=0, examples=[0])]
+    last_error: str | None
+
+
+class StageBacklog(TypedDict):
+    """What waits for one stage."""
+
+    stage: Annotated[str, Meta(examples=["routing"])]
+    waiting: Count
+    oldest_at: Time | None
+
+
+class Backlog(TypedDict):
+    """What waits, as the last look saw it."""
+
+    seen_at: Time
+    counted_up_to: Annotated[int, Meta(examples=[10_000], description="nothing is counted further than this")]
+    stages: list[StageBacklog]
+
+
+class FailingEndpoint(TypedDict):
+    """An endpoint that is probed, one request at a time."""
+
+    subscription_id: Id
+    failing_since: Time
+    consecutive_failures: Count
+    last_error_code: ErrorCode | None
+
+
+class ConfigurationStatus(TypedDict):
+    """How the configuration was last read."""
+
+    last_read_at: Time
+    last_reload_successful: bool
+    last_reload_error: str | None
+    restart_needed: Annotated[list[str], Meta(description="keys that changed, and wait for the next start")]
+
+
+class RetryStatus(TypedDict):
+    """What holds for a subscription without a policy of its own."""
+
+    max_attempts: Attempts
+    base_delay_seconds: Delay
+    max_delay_seconds: Delay
+    jitter: Annotated[float, Meta(ge=0, le=1, examples=[0.0])]
+
+
+class InFlight(TypedDict):
+    """Requests to endpoints under way in this instance."""
+
+    requests: Annotated[int, Meta(ge=0, examples=[12])]
+    concurrency: Annotated[int, Meta(ge=1, examples=[200])]
+
+
+class Status(TypedDict):
+    """What an operator asks first."""
+
+    version: Annotated[str, Meta(examples=["1.0.0"])]
+    worker_id: Annotated[str, Meta(examples=["host:4711:9f8e7d6c"])]
+    started_at: Time
+    ready: bool
+    unready_because: list[str]
+    draining: bool
+    database: DatabaseStatus
+    in_flight: InFlight
+    services: list[ServiceStatus]
+    backlog: Annotated[Backlog | None, Meta(description="null: the database does not answer")]
+    failing_endpoints: Annotated[
+        list[FailingEndpoint] | None, Meta(description="those that fail for the longest")
+    ]
+    configuration: ConfigurationStatus
+    retry: RetryStatus
