@@ -13,6 +13,7 @@ from webhookd.api.auth import Auth
 from webhookd.api.database import Database
 from webhookd.api.dead_letters import DeadLetters
 from webhookd.api.deliveries import Deliveries
+from webhookd.api.documents import Documents
 from webhookd.api.events import Events
 from webhookd.api.health import Health
 from webhookd.api.problems import Problem
@@ -87,9 +88,8 @@ class Api(Site):
             DeadLetters(database, wake, settings),
             health,
         )
-        super().__init__(
-            listening, settings, (route for resource in resources for route in resource.routes())
-        )
+        routes = [route for resource in resources for route in resource.routes()]
+        super().__init__(listening, settings, [*routes, *Documents(routes).routes()])
 
     async def run(self) -> None:
         """Listen and answer; what is still being stored at the end is given up, and nobody was told of it."""

@@ -29,10 +29,47 @@ class DeadLetters:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/v1/dead-letters", "read", self._list),
-            Route("GET", "/v1/dead-letters/{id:[0-9]+}", "read", self._get),
-            Route("POST", "/v1/dead-letters/{id:[0-9]+}/requeue", "operate", self._requeue),
-            Route("POST", "/v1/dead-letters/requeue", "operate", self._requeue_many),
+            Route(
+                "GET",
+                "/v1/dead-letters",
+                "read",
+                self._list,
+                "List dead letters",
+                responses.DeadLetterPage,
+                query=requests.DeadLettersQuery,
+            ),
+            Route(
+                "GET",
+                "/v1/dead-letters/{id:[0-9]+}",
+                "read",
+                self._get,
+                "One dead letter, and the payload as it was",
+                responses.DeadLetterWithPayload,
+            ),
+            Route(
+                "POST",
+                "/v1/dead-letters/{id:[0-9]+}/requeue",
+                "operate",
+                self._requeue,
+                "Deliver a dead letter again",
+                responses.Requeued,
+                CREATED,
+                description="As a new delivery, once: asked again, 409 names the delivery that there is.",
+                body=requests.Nothing,
+                body_optional=True,
+                own_problems=((409, "already_requeued"), (409, "subscription_held")),
+            ),
+            Route(
+                "POST",
+                "/v1/dead-letters/requeue",
+                "operate",
+                self._requeue_many,
+                "Deliver many dead letters again",
+                responses.RequeuedMany,
+                description="All that match the filter, but those that come while this runs. Only counts "
+                "them unless `dry_run` is false. Safe to ask again.",
+                body=requests.RequeueMany,
+            ),
         ]
 
     async def _list(self, request: web.Request) -> web.Response:

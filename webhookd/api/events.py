@@ -8,6 +8,7 @@ from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of, raw
 from webhookd.api.bodies import path_id, read_json, read_query
 from webhookd.api.database import Database
+from webhookd.api.fields import KeyHeader
 from webhookd.api.problems import Problem, invalid, not_found
 from webhookd.api.requests import given
 from webhookd.api.routes import Route
@@ -28,10 +29,58 @@ class Events:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/v1/events", "ingest", self._publish),
-            Route("POST", "/v1/events/batch", "ingest", self._publish_batch),
-            Route("GET", "/v1/events", "read", self._list),
-            Route("GET", "/v1/events/{id:[0-9]+}", "read", self._get),
+            Route(
+                "POST",
+                "/v1/events",
+                "ingest",
+                self._publish,
+                "Publish an event",
+                responses.EventAccepted,
+                ACCEPTED,
+                description="Answered after the commit. The same key with the same content gives the first "
+                "event's id and `duplicate`; with other content 409. A key in header and body must agree.",
+                body=requests.NewEvent,
+                headers={"Idempotency-Key": KeyHeader},
+                own_problems=(
+                    (409, "idempotency_conflict"),
+                    (422, "idempotency_key_mismatch"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/v1/events/batch",
+                "ingest",
+                self._publish_batch,
+                "Publish many events, all or none",
+                responses.BatchAccepted,
+                ACCEPTED,
+                description="Up to 1000, in one commit. Each may have its own `idempotency_key`.",
+                body=requests.NewEvents,
+                own_problems=(
+                    (409, "idempotency_conflict"),
+                    (422, "batch_too_large"),
+                    (422, "idempotency_key_mismatch"),
+                ),
+            ),
+            Route(
+                "GET",
+                "/v1/events",
+                "read",
+                self._list,
+                "List events",
+                responses.EventPage,
+                query=requests.EventsQuery,
+            ),
+            Route(
+                "GET",
+                "/v1/events/{id:[0-9]+}",
+                "read",
+                self._get,
+                "One event, and what became of it",
+                responses.EventWithDeliveries,
+                description="For every subscription of its type: delivered, waiting until when and why, "
+                "dead-lettered with what error, or not routed and why.",
+            ),
         ]
 
     async def _publish(self, request: web.Request) -> web.Response:

@@ -25,6 +25,10 @@ IdempotencyKey: TypeAlias = Annotated[
         examples=["order-7-created"],
     ),
 ]
+# The document's words for the same key in a header, which carries no other characters without doubt.
+KeyHeader: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=255, pattern=r"^[!-~]([ -~]*[!-~])?\Z", examples=["order-7-created"])
+]
 CorrelationId: TypeAlias = Annotated[
     str,
     Meta(max_length=255, pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?\Z", examples=["trace-4bf92f"]),

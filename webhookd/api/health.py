@@ -25,10 +25,45 @@ class Health:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/healthz", None, self._healthz),
-            Route("GET", "/readyz", None, self._readyz),
-            Route("GET", "/status", "read", self._get_status),
-            Route("GET", "/metrics", "read", self._metrics),
+            Route(
+                "GET",
+                "/healthz",
+                None,
+                self._healthz,
+                "Whether the process lives",
+                responses.Alive,
+                asks_database=False,
+            ),
+            Route(
+                "GET",
+                "/readyz",
+                None,
+                self._readyz,
+                "Whether work sent here is done now",
+                responses.Readiness,
+                other_answers={503: "Not ready, and why"},
+                asks_database=False,
+            ),
+            Route(
+                "GET",
+                "/status",
+                "read",
+                self._get_status,
+                "What an operator asks first",
+                responses.Status,
+                description="Asks nobody, so that it answers whatever else does not.",
+                asks_database=False,
+            ),
+            Route(
+                "GET",
+                "/metrics",
+                "read",
+                self._metrics,
+                "Metrics for Prometheus",
+                responses.Metrics,
+                media_type="text/plain",
+                asks_database=False,
+            ),
         ]
 
     async def _healthz(self, _: web.Request) -> web.Response:

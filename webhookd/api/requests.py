@@ -43,7 +43,8 @@ class NewEvent(msgspec.Struct, forbid_unknown_fields=True):
 class NewEvents(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/events/batch."""
 
-    events: Annotated[list[NewEvent], Meta(min_length=1)]
+    # More has a code of its own.
+    events: Annotated[list[NewEvent], Meta(min_length=1, extra_json_schema={"maxItems": MAX_BATCH})]
 
 
 class NewSubscription(msgspec.Struct, forbid_unknown_fields=True):
@@ -76,12 +77,12 @@ class Paged(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What every list takes."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
-    cursor: Id = MAX_ID
+    cursor: Id | UnsetType = UNSET
 
     @property
     def page(self) -> Page:
         """One row more than asked for tells whether there is a next page."""
-        return Page(self.limit + 1, self.cursor)
+        return Page(self.limit + 1, given(self.cursor) or MAX_ID)
 
 
 class EventsQuery(Paged, kw_only=True):

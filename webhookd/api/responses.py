@@ -4,7 +4,7 @@ Typed dictionaries, for a row of the database is one already: nothing is convert
 be added to an answer; none is renamed or taken away.
 """
 
-from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from msgspec import Meta
 
@@ -26,15 +26,34 @@ from webhookd.api.fields import (
 from webhookd.model.states import JobStatus, SagaStatus
 
 # A saga's status, or none: SagaStatus and a literal cannot be one type for msgspec.
-Became: TypeAlias = Literal[
-    "Pending", "InProgress", "PendingRetry", "Completed", "DeadLettered", "not_routed"
+Became: TypeAlias = Annotated[
+    Literal["Pending", "InProgress", "PendingRetry", "Completed", "DeadLettered", "not_routed"],
+    Meta(examples=["PendingRetry"]),
 ]
-Reason: TypeAlias = Annotated[str, Meta(examples=["completed"], description="a stable code, for programs")]
+Progress: TypeAlias = Annotated[SagaStatus, Meta(examples=["PendingRetry"])]
+# The examples are of one delivery that is about to be retried.
+FinalError: TypeAlias = Annotated[ErrorCode | None, Meta(examples=[None])]
+SecondChanceOf: TypeAlias = Annotated[
+    Id | None, Meta(examples=[None], description="the dead letter that it is the second chance of")
+]
+BuriedAs: TypeAlias = Annotated[
+    Id | None, Meta(examples=[None], description="the dead letter that it ended as")
+]
+Reason: TypeAlias = Annotated[
+    str, Meta(examples=["waits_for_retry"], description="a stable code, for programs")
+]
 Secret: TypeAlias = Annotated[
     str, Meta(examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="], description="shown this once")
 ]
-Held: TypeAlias = Annotated[bool, Meta(description="waits for its subscription to be active and verified")]
+Held: TypeAlias = Annotated[
+    bool, Meta(examples=[False], description="waits for its subscription to be active and verified")
+]
 Cursor: TypeAlias = Annotated[Id | None, Meta(description="of the next page; null: this is the last")]
+
+
+Metrics: TypeAlias = Annotated[str, Meta(examples=["webhookd_events_accepted_total 3.0\n"])]
+Document: TypeAlias = Annotated[dict[str, Any], Meta(examples=[{"openapi": "3.1.0"}])]
+Html: TypeAlias = Annotated[str, Meta(examples=["<!doctype html>…"])]
 
 
 class Problem(TypedDict):
@@ -68,14 +87,16 @@ class EventAccepted(TypedDict):
     id: Id
     event_type: EventType
     created_at: Time
-    duplicate: Annotated[bool, Meta(description="the key was there already: this is the first event's id")]
+    duplicate: Annotated[
+        bool, Meta(examples=[False], description="the key was there already: this is the first event's id")
+    ]
 
 
 class BatchMember(TypedDict):
     """One event of a batch."""
 
     id: Id
-    duplicate: bool
+    duplicate: Annotated[bool, Meta(examples=[False])]
 
 
 class BatchAccepted(TypedDict):
@@ -105,9 +126,9 @@ class EventDelivery(TypedDict):
     saga_id: Id | None
     attempt_count: Count | None
     next_attempt_at: Time | None
-    final_error_code: ErrorCode | None
-    dead_letter_id: Id | None
-    buried_as: Annotated[Id | None, Meta(description="the dead letter that it ended as")]
+    final_error_code: FinalError
+    dead_letter_id: SecondChanceOf
+    buried_as: BuriedAs
     held: Held
 
 
@@ -115,7 +136,9 @@ class EventWithDeliveries(Event):
     """An event, its payload, and what became of it everywhere."""
 
     payload: Payload
-    more_deliveries: Annotated[bool, Meta(description="not all are here; the rest is in /v1/deliveries")]
+    more_deliveries: Annotated[
+        bool, Meta(examples=[False], description="not all are here; the rest is in /v1/deliveries")
+    ]
     deliveries: list[EventDelivery]
 
 
@@ -151,7 +174,7 @@ class Subscription(TypedDict):
     health: Health
 
 
-class NewSubscription(Subscription):
+class SubscriptionWithSecret(Subscription):
     """A subscription and what it signs with."""
 
     secret: Secret
@@ -176,13 +199,13 @@ class Delivery(TypedDict):
     id: Id
     event_id: Id
     subscription_id: Id
-    status: SagaStatus
+    status: Progress
     attempt_count: Count
     next_attempt_at: Time | None
-    final_error_code: ErrorCode | None
+    final_error_code: FinalError
     created_at: Time
     updated_at: Time
-    dead_letter_id: Annotated[Id | None, Meta(description="the dead letter that it is the second chance of")]
+    dead_letter_id: SecondChanceOf
     held: Held
 
 
@@ -214,7 +237,7 @@ class DeliveryWithAttempts(Delivery):
 
     reason: Reason
     explanation: Sentence
-    buried_as: Annotated[Id | None, Meta(description="the dead letter that it ended as")]
+    buried_as: BuriedAs
     attempts: list[Attempt]
 
 
@@ -273,7 +296,7 @@ class Readiness(TypedDict):
     """Whether work sent here is done now."""
 
     ready: bool
-    because: NotRequired[Annotated[list[str], Meta(description="why it is not ready")]]
+    because: NotRequired[Annotated[list[str], Meta(examples=[[]], description="why it is not ready")]]
 
 
 class DatabaseStatus(TypedDict):
@@ -288,7 +311,7 @@ class ServiceStatus(TypedDict):
     name: Annotated[str, Meta(examples=["delivery"])]
     state: Literal["running", "failing", "ended"]
     restarts: Annotated[int, Meta(ge=0, examples=[0])]
-    last_error: str | None
+    last_error: Annotated[str | None, Meta(examples=[None])]
 
 
 class StageBacklog(TypedDict):
@@ -321,8 +344,10 @@ class ConfigurationStatus(TypedDict):
 
     last_read_at: Time
     last_reload_successful: bool
-    last_reload_error: str | None
-    restart_needed: Annotated[list[str], Meta(description="keys that changed, and wait for the next start")]
+    last_reload_error: Annotated[str | None, Meta(examples=[None])]
+    restart_needed: Annotated[
+        list[str], Meta(examples=[[]], description="keys that changed, and wait for the next start")
+    ]
 
 
 class RetryStatus(TypedDict):
@@ -348,8 +373,8 @@ class Status(TypedDict):
     worker_id: Annotated[str, Meta(examples=["host:4711:9f8e7d6c"])]
     started_at: Time
     ready: bool
-    unready_because: list[str]
-    draining: bool
+    unready_because: Annotated[list[str], Meta(examples=[[]])]
+    draining: Annotated[bool, Meta(examples=[False])]
     database: DatabaseStatus
     in_flight: InFlight
     services: list[ServiceStatus]
