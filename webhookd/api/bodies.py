@@ -1,6 +1,7 @@
 """Requests read: body, query and path in, typed values out; or a Problem. Nothing here waits without end."""
 
 import asyncio
+from datetime import datetime
 from itertools import accumulate
 from typing import TypeVar
 
@@ -44,6 +45,10 @@ def read_query(request: web.Request, kind: type[Value]) -> Value:
         value = msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(str(error), "invalid_parameter") from error
+    for name, text in request.query.items():
+        # Texts are made numbers here, and a number is a time to msgspec: seconds since 1970.
+        if isinstance(getattr(value, name), datetime) and ":" not in text:
+            raise invalid(f"{name} is no time of RFC 3339", "invalid_parameter")
     if any("\0" in text or not _is_text(text) for text in request.query.values()):
         raise invalid("a parameter has characters that are no text", "invalid_parameter")
     return value

@@ -48,6 +48,8 @@ async def test_ids_and_parameters_that_are_none(api: Client) -> None:
         "dead-letters?error_code=%00",
         "dead-letters?failed_after=infinity",
         "dead-letters?failed_after=2026-01-01",
+        "dead-letters?failed_before=0.5",
+        "dead-letters?failed_before=1767225600",
         "subscriptions?active=maybe",
     ):
         assert (await api.get(f"/v1/{query}")).told == (422, "invalid_parameter"), query
