@@ -10,14 +10,17 @@ from aiohttp import web
 
 from webhookd.api import problems
 from webhookd.api.auth import Auth
+from webhookd.api.bodies import CONTINUE
 from webhookd.api.database import Database
 from webhookd.api.dead_letters import DeadLetters
 from webhookd.api.deliveries import Deliveries
 from webhookd.api.documents import Documents
 from webhookd.api.events import Events
 from webhookd.api.health import Health
+from webhookd.api.home import Home
+from webhookd.api.pages.layout import problem_response
 from webhookd.api.problems import Problem
-from webhookd.api.routes import Handler, Route
+from webhookd.api.routes import HTML, Handler, Route
 from webhookd.api.server import serve
 from webhookd.api.subscriptions import Subscriptions
 from webhookd.api.verification import Verification
@@ -49,7 +52,7 @@ class Site:
         app = web.Application(middlewares=[problems_answered])
         for route in self._routes:
             # add_route, for add_get would also answer HEAD.
-            app.router.add_route(route.method, route.path, self._guarded(route))
+            app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=uninvited)
         await serve(app, self._listening)
 
     def _guarded(self, route: Route) -> Handler:
@@ -58,7 +61,12 @@ class Site:
         scope = route.scope
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            self._auth.require(request, scope)
+            try:
+                self._auth.require(request, scope)
+            except Problem as problem:
+                if route.media_type != HTML:
+                    raise
+                return problem_response(problem)
             return await route.handler(request)
 
         return guarded
@@ -87,6 +95,7 @@ class Api(Site):
             Deliveries(database),
             DeadLetters(database, wake, settings),
             health,
+            Home(health.status),
         )
         routes = [route for resource in resources for route in resource.routes()]
         super().__init__(listening, settings, [*routes, *Documents(routes).routes()])
@@ -98,6 +107,12 @@ class Api(Site):
         finally:
             with anyio.CancelScope(shield=True):
                 await self._ingest.close()
+
+
+async def uninvited(request: web.Request) -> None:
+    """Who asks before sending a body is told to go on when it is read: not before it may be refused."""
+    if request.headers["Expect"].strip().lower() != CONTINUE:
+        raise web.HTTPExpectationFailed
 
 
 @web.middleware

@@ -18,6 +18,8 @@ BODY_TIMEOUT_SECONDS = 20.0
 MAX_DEPTH = 500
 MAX_ID_DIGITS = len(str(MAX_ID))
 
+CONTINUE = "100-continue"
+
 _JSON_CHARSETS = ("utf-8", "utf8", "us-ascii")
 _BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in _BRACKETS)
@@ -27,6 +29,9 @@ _UNKNOWN_FIELD = "Object contains unknown field"
 async def read_json(request: web.Request, kind: type[Value], max_bytes: int) -> Value:
     """The body as `kind`. Refused from its headers where they tell enough."""
     _check_headers(request, max_bytes)
+    if request.headers.get("Expect", "").strip().lower() == CONTINUE:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer's own begins after it
     return _decoded(await _read(request, max_bytes), kind)
 
 

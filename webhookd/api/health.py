@@ -20,7 +20,7 @@ class Health:
         registry: CollectorRegistry,
     ) -> None:
         self._unready = unready
-        self._status = status
+        self.status = status
         self._registry = registry
 
     def routes(self) -> list[Route]:
@@ -77,7 +77,7 @@ class Health:
         return answer(responses.Readiness(ready=True))
 
     async def _get_status(self, _: web.Request) -> web.Response:
-        return answer(self._status())
+        return answer(self.status())
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(

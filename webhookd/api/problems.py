@@ -34,10 +34,14 @@ class Problem(Exception):
         self.close = close  # the body was not read: what comes next on this connection is not a request
         self.members = members
 
+    @property
+    def title(self) -> str:
+        return self.code.replace("_", " ").capitalize()
+
     def response(self) -> web.Response:
         body = {
             "type": f"urn:webhookd:problem:{self.code}",
-            "title": self.code.replace("_", " ").capitalize(),
+            "title": self.title,
             "status": self.status,
             "code": self.code,
             "detail": self.detail,

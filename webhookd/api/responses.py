@@ -75,12 +75,6 @@ class Problem(TypedDict):
     duration_ms: NotRequired[Annotated[int | None, Meta(description="with verification_failed")]]
 
 
-class Page(TypedDict):
-    """What every list has: newest first."""
-
-    next_cursor: Cursor
-
-
 class EventAccepted(TypedDict):
     """Stored and committed."""
 
@@ -142,10 +136,11 @@ class EventWithDeliveries(Event):
     deliveries: list[EventDelivery]
 
 
-class EventPage(Page):
+class EventPage(TypedDict):
     """Events, without their payloads."""
 
     items: list[Event]
+    next_cursor: Cursor
 
 
 class Health(TypedDict):
@@ -180,10 +175,11 @@ class SubscriptionWithSecret(Subscription):
     secret: Secret
 
 
-class SubscriptionPage(Page):
+class SubscriptionPage(TypedDict):
     """Subscriptions."""
 
     items: list[Subscription]
+    next_cursor: Cursor
 
 
 class RotatedSecret(TypedDict):
@@ -241,10 +237,11 @@ class DeliveryWithAttempts(Delivery):
     attempts: list[Attempt]
 
 
-class DeliveryPage(Page):
+class DeliveryPage(TypedDict):
     """Deliveries."""
 
     items: list[Delivery]
+    next_cursor: Cursor
 
 
 class DeadLetter(TypedDict):
@@ -266,10 +263,11 @@ class DeadLetterWithPayload(DeadLetter):
     payload_snapshot: Payload
 
 
-class DeadLetterPage(Page):
+class DeadLetterPage(TypedDict):
     """Dead letters, without their payloads."""
 
     items: list[DeadLetter]
+    next_cursor: Cursor
 
 
 class Requeued(TypedDict):

@@ -53,6 +53,8 @@ ROUTES = {
     "GET /status": "read",
     "GET /metrics": "read",
     "GET /openapi.json": None,
+    "GET /docs": None,
+    "GET /": "read",
 }
 
 
@@ -106,7 +108,7 @@ async def test_the_daemon_does_what_the_document_says(
     session: aiohttp.ClientSession,
     tmp_path: Path,
 ) -> None:
-    """Whatever schemathesis asks, right or wrong: no 5xx, and each answer is as documented, field by field."""
+    """Whatever schemathesis asks, right or wrong: no 5xx, and each answer as documented, field by field."""
     subscription_id = await flow.subscribe(callback_url=endpoint.url("/hook"))
     await flow.publish()
     await flow.route()
