@@ -50,7 +50,13 @@ ErrorCode: TypeAlias = Annotated[
     ),
 ]
 Time: TypeAlias = Annotated[datetime, Meta(tz=True, examples=["2026-03-01T12:00:00.25Z"])]
-Sentence: TypeAlias = Annotated[str, Meta(examples=["The endpoint answered 503."])]
+Sentence: TypeAlias = Annotated[
+    str,
+    Meta(
+        examples=["Failed with HTTP_503: attempt 4 of 5 is due at 2026-03-01T12:00:00Z."],
+        description="the same for a person",
+    ),
+]
 Count: TypeAlias = Annotated[int, Meta(ge=0, examples=[3])]
 
 # Their own checks say more than a pattern could, each with a code of its own (outbound/urls.py, headers.py):

@@ -39,9 +39,7 @@ SecondChanceOf: TypeAlias = Annotated[
 BuriedAs: TypeAlias = Annotated[
     Id | None, Meta(examples=[None], description="the dead letter that it ended as")
 ]
-Reason: TypeAlias = Annotated[
-    str, Meta(examples=["waits_for_retry"], description="a stable code, for programs")
-]
+Reason: TypeAlias = Annotated[str, Meta(examples=["retry_later"], description="a stable code, for programs")]
 Secret: TypeAlias = Annotated[
     str, Meta(examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="], description="shown this once")
 ]
