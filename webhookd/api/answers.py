@@ -7,8 +7,9 @@ from aiohttp import web
 
 from webhookd.store.reads import Row
 
-# In place of aiohttp's, which tells its version and Python's.
-SERVER = {"Server": "webhookd"}
+# Of every answer. Server in place of aiohttp's, which tells its version and Python's; and what an endpoint
+# answered is shown in JSON: no browser should take it for anything else.
+HEADERS = {"Server": "webhookd", "X-Content-Type-Options": "nosniff"}
 
 
 def encoded(value: object) -> bytes:
@@ -18,7 +19,7 @@ def encoded(value: object) -> bytes:
 
 def answer(value: object, status: int = 200) -> web.Response:
     """A JSON response."""
-    return web.Response(body=encoded(value), status=status, content_type="application/json", headers=SERVER)
+    return web.Response(body=encoded(value), status=status, content_type="application/json", headers=HEADERS)
 
 
 def page_of(rows: Sequence[Row], limit: int) -> web.Response:

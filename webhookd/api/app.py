@@ -19,7 +19,7 @@ from webhookd.api.events import Events
 from webhookd.api.health import Health
 from webhookd.api.home import Home
 from webhookd.api.pages.layout import problem_response
-from webhookd.api.problems import Problem
+from webhookd.api.problems import Problem, invalid
 from webhookd.api.routes import HTML, Handler, Route
 from webhookd.api.server import serve
 from webhookd.api.subscriptions import Subscriptions
@@ -67,6 +67,8 @@ class Site:
                 if route.media_type != HTML:
                     raise
                 return problem_response(problem)
+            if route.refuses_queries and request.query_string:
+                raise invalid("there are no parameters here", "invalid_parameter", close=True)
             return await route.handler(request)
 
         return guarded
@@ -123,7 +125,7 @@ async def problems_answered(request: web.Request, handler: Handler) -> web.Strea
     except Problem as problem:
         return problem.response()
     except Refused as refused:
-        return problems.of_refusal(refused).response()
+        return problems.of_refusal(refused, of_query=request.method == "GET").response()
     except DatabaseUnavailable as error:
         # The path alone: a query may carry what should not be logged.
         log.warning("a request was answered with 503: %s", error, extra={"path": request.path})

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from webhookd.api import openapi, responses
-from webhookd.api.answers import SERVER, encoded
+from webhookd.api.answers import HEADERS, encoded
 from webhookd.api.pages import docs
 from webhookd.api.pages.layout import page_response
 from webhookd.api.routes import HTML, JSON, Route
@@ -47,7 +47,7 @@ class Documents:
         ]
 
     async def _openapi(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._document, content_type=JSON, headers=SERVER)
+        return web.Response(body=self._document, content_type=JSON, headers=HEADERS)
 
     async def _docs(self, _: web.Request) -> web.Response:
         return page_response(self._page)

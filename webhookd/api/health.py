@@ -6,7 +6,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from webhookd.api import responses
-from webhookd.api.answers import answer
+from webhookd.api.answers import HEADERS, answer
 from webhookd.api.routes import Route
 
 
@@ -81,5 +81,6 @@ class Health:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(
-            body=generate_latest(self._registry), headers={"content-type": "text/plain; version=0.0.4"}
+            body=generate_latest(self._registry),
+            headers=HEADERS | {"Content-Type": "text/plain; version=0.0.4"},
         )

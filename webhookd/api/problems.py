@@ -7,7 +7,7 @@ from typing import Any, assert_never
 
 from aiohttp import web
 
-from webhookd.api.answers import SERVER, encoded
+from webhookd.api.answers import HEADERS, encoded
 from webhookd.model.errors import DatabaseUnavailable, Refusal, Refused
 
 RETRY_AFTER_SECONDS = "1"
@@ -51,7 +51,7 @@ class Problem(Exception):
             body=encoded(body),
             status=self.status,
             content_type="application/problem+json",
-            headers=SERVER | self.headers,
+            headers=HEADERS | self.headers,
         )
         if self.close:
             response.force_close()
@@ -80,12 +80,12 @@ def of_unavailable(_: DatabaseUnavailable) -> Problem:
     )
 
 
-def of_refusal(refused: Refused) -> Problem:  # noqa: PLR0911  a case, a return
-    """A gated function said no."""
+def of_refusal(refused: Refused, *, of_query: bool) -> Problem:  # noqa: PLR0911  a case, a return
+    """A gated function said no, to what a query or a body asked."""
     detail = str(refused)
     match refused.refusal:
         case Refusal.INVALID_ARGUMENT:
-            return invalid(detail)
+            return invalid(detail, "invalid_parameter" if of_query else "invalid_request")
         case Refusal.NOT_FOUND:
             return Problem(404, "not_found", detail)
         case Refusal.IDEMPOTENCY_CONFLICT:

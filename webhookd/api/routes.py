@@ -70,6 +70,11 @@ class Route:
         return _ID in self.path
 
     @property
+    def refuses_queries(self) -> bool:
+        """A parameter that nobody reads was meant for something; a probe's or a browser's may be idle."""
+        return self.query is None and self.path.startswith("/v1/")
+
+    @property
     def problems(self) -> dict[int, list[str]]:
         """Each status with its codes, in order."""
         found: dict[int, list[str]] = {}
@@ -81,7 +86,7 @@ class Route:
         yield from _OF_ALL
         yield from _OF_SCOPES if self.scope else ()
         yield from _OF_IDS if self.has_id else ()
-        yield from _OF_QUERIES if self.query else ()
+        yield from _OF_QUERIES if self.query or self.refuses_queries else ()
         yield from _OF_BODIES if self.body else ()
         yield from self.own_problems
         yield from _OF_THE_DATABASE if self.asks_database else ()

@@ -6,7 +6,7 @@ from importlib import resources
 
 from aiohttp import web
 
-from webhookd.api.answers import SERVER
+from webhookd.api.answers import HEADERS
 from webhookd.api.pages.html import Markup, Part, element, joined
 from webhookd.api.problems import Problem
 from webhookd.api.routes import HTML
@@ -20,12 +20,11 @@ _ICON = (
     "fill='none' stroke='white' stroke-width='3' stroke-linecap='round' stroke-linejoin='round'/%3E%3C/svg%3E"
 )
 # The style by its hash and the icon by its scheme: everything else, scripts first, is not allowed.
-_HEADERS = SERVER | {
+_HEADERS = HEADERS | {
     "Content-Security-Policy": (
         f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
