@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any, cast
 
-from webhookd.api import responses
+from webhookd.api import health_responses
 from webhookd.api.pages import status as status_page
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
@@ -33,7 +33,7 @@ class Seen(HTMLParser):
         return {tag for tag, _ in self.elements}
 
 
-def status(text: str = "harmless", **changed: Any) -> responses.Status:
+def status(text: str = "harmless", **changed: Any) -> health_responses.Status:
     """A status in which every text is this one."""
     found: dict[str, Any] = {
         "version": text,
@@ -69,7 +69,7 @@ def status(text: str = "harmless", **changed: Any) -> responses.Status:
         },
         "retry": {"max_attempts": 5, "base_delay_seconds": 1, "max_delay_seconds": 1, "jitter": 0},
     }
-    return cast("responses.Status", found | changed)
+    return cast("health_responses.Status", found | changed)
 
 
 def test_what_an_operator_asks_first_is_there() -> None:

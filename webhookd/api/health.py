@@ -5,7 +5,7 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from webhookd.api import responses
+from webhookd.api import health_responses, responses
 from webhookd.api.answers import HEADERS, answer
 from webhookd.api.routes import Route
 
@@ -16,7 +16,7 @@ class Health:
     def __init__(
         self,
         unready: Callable[[], list[str]],
-        status: Callable[[], responses.Status],
+        status: Callable[[], health_responses.Status],
         registry: CollectorRegistry,
     ) -> None:
         self._unready = unready
@@ -31,7 +31,7 @@ class Health:
                 None,
                 self._healthz,
                 "Whether the process lives",
-                responses.Alive,
+                health_responses.Alive,
                 asks_database=False,
             ),
             Route(
@@ -40,7 +40,7 @@ class Health:
                 None,
                 self._readyz,
                 "Whether work sent here is done now",
-                responses.Readiness,
+                health_responses.Readiness,
                 other_answers={503: "Not ready, and why"},
                 asks_database=False,
             ),
@@ -50,7 +50,7 @@ class Health:
                 "read",
                 self._get_status,
                 "What an operator asks first",
-                responses.Status,
+                health_responses.Status,
                 description="Asks nobody, so that it answers whatever else does not.",
                 asks_database=False,
             ),
@@ -68,13 +68,13 @@ class Health:
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """The loop turns."""
-        return answer(responses.Alive(alive=True))
+        return answer(health_responses.Alive(alive=True))
 
     async def _readyz(self, _: web.Request) -> web.Response:
         reasons = self._unready()
         if reasons:
-            return answer(responses.Readiness(ready=False, because=reasons), 503)
-        return answer(responses.Readiness(ready=True))
+            return answer(health_responses.Readiness(ready=False, because=reasons), 503)
+        return answer(health_responses.Readiness(ready=True))
 
     async def _get_status(self, _: web.Request) -> web.Response:
         return answer(self.status())

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from webhookd.api import responses
+from webhookd.api import health_responses, responses
 from webhookd.api.pages import status as status_page
 from webhookd.api.pages.layout import page_response
 from webhookd.api.routes import HTML, Route
@@ -14,7 +14,7 @@ from webhookd.api.routes import HTML, Route
 class Home:
     """How this instance does, as a page."""
 
-    def __init__(self, status: Callable[[], responses.Status]) -> None:
+    def __init__(self, status: Callable[[], health_responses.Status]) -> None:
         self._status = status
 
     def routes(self) -> list[Route]:

@@ -7,10 +7,10 @@ from typing import Any
 from webhookd import __version__
 from webhookd.api import responses
 from webhookd.api.fields import Id
+from webhookd.api.problems import PROBLEM_JSON, Problem
 from webhookd.api.routes import HTML, JSON, Route
 from webhookd.api.schemas import Schema, Schemas
 
-PROBLEM_JSON = "application/problem+json"
 # Who opens a page in a browser is told so on a page.
 _OF_PAGES = (401, 403)
 
@@ -121,10 +121,13 @@ def _problems(route: Route, schemas: Schemas) -> Schema:
 
 def _problem(status: int, codes: list[str], schemas: Schemas, *, as_page: bool) -> Schema:
     exact: Schema = {"properties": {"status": {"const": status}, "code": {"enum": codes}}}
-    schema = {"allOf": [schemas.of(responses.Problem), exact]}
+    content = {
+        "schema": {"allOf": [schemas.of(responses.Problem), exact]},
+        "example": Problem(status, codes[0], "what is wrong, for a person").document,
+    }
     answer: Schema = {
         "description": f"{HTTPStatus(status).phrase}: {', '.join(codes)}",
-        "content": {HTML: {"schema": {"type": "string"}}} if as_page else {PROBLEM_JSON: {"schema": schema}},
+        "content": {HTML: {"schema": {"type": "string"}}} if as_page else {PROBLEM_JSON: content},
     }
     header = {401: "WWW-Authenticate", 503: "Retry-After"}.get(status)
     if header:

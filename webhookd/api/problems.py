@@ -10,6 +10,7 @@ from aiohttp import web
 from webhookd.api.answers import HEADERS, encoded
 from webhookd.model.errors import DatabaseUnavailable, Refusal, Refused
 
+PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_SECONDS = "1"
 
 
@@ -38,8 +39,9 @@ class Problem(Exception):
     def title(self) -> str:
         return self.code.replace("_", " ").capitalize()
 
-    def response(self) -> web.Response:
-        body = {
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
             "type": f"urn:webhookd:problem:{self.code}",
             "title": self.title,
             "status": self.status,
@@ -47,10 +49,12 @@ class Problem(Exception):
             "detail": self.detail,
             **self.members,
         }
+
+    def response(self) -> web.Response:
         response = web.Response(
-            body=encoded(body),
+            body=encoded(self.document),
             status=self.status,
-            content_type="application/problem+json",
+            content_type=PROBLEM_JSON,
             headers=HEADERS | self.headers,
         )
         if self.close:

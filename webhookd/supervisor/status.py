@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from webhookd import __version__
-from webhookd.api import responses
+from webhookd.api import health_responses
 from webhookd.config.settings import Settings
 from webhookd.monitor.loop import COUNTED_UP_TO, Monitor, Seen
 from webhookd.observe.metrics import Metrics
@@ -57,7 +57,7 @@ class Status:
             + [f"{service.name} is failing" for service in self.services if not service.healthy]
         )
 
-    def describe(self) -> responses.Status:
+    def describe(self) -> health_responses.Status:
         """All of it, for /status."""
         seen = self._monitor.seen
         settings = self._settings()
@@ -108,7 +108,7 @@ class Status:
         }
 
 
-def _backlog(seen: Seen) -> responses.Backlog:
+def _backlog(seen: Seen) -> health_responses.Backlog:
     return {
         "seen_at": seen.seen_at,
         "counted_up_to": COUNTED_UP_TO,

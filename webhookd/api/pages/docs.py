@@ -9,6 +9,7 @@ from typing import Any
 from webhookd.api.pages.fields import described, fields_of, resolved
 from webhookd.api.pages.html import Markup, Part, element, joined, table
 from webhookd.api.pages.layout import links, page
+from webhookd.api.problems import PROBLEM_JSON, not_found
 
 _CODE = re.compile(r"`([^`]+)`")
 _ADDRESS = "http://127.0.0.1:8470"
@@ -42,7 +43,7 @@ class Operation:
         """Status, media type and content of those that are what was asked for."""
         for status, answer in self.said["responses"].items():
             for media_type, content in answer["content"].items():
-                if "example" in content:
+                if media_type != PROBLEM_JSON and "example" in content:
                     yield status, media_type, content
 
 
@@ -62,6 +63,8 @@ def render(document: dict[str, Any]) -> str:
         "div",
         element("h1", "The API"),
         _words(info["description"]),
+        element("h2", "A problem"),
+        element("pre", _json(not_found("event", 42).document)),
         element("h2", "Who may ask"),
         _words(document["components"]["securitySchemes"]["token"]["description"]),
         element(
@@ -135,7 +138,7 @@ def _takes(operation: Operation) -> Markup | None:
 
 def _answer(operation: Operation, status: str, media_type: str, content: dict[str, Any]) -> Markup:
     example = content["example"]
-    text = example if isinstance(example, str) else json.dumps(example, indent=2, ensure_ascii=False)
+    text = example if isinstance(example, str) else _json(example)
     rows: list[tuple[Part, ...]] = [
         (_name(field), kind, meaning)
         for field, _, (kind, meaning) in fields_of(
@@ -173,6 +176,10 @@ def _curl(operation: Operation) -> str:
         lines.append("-H 'Content-Type: application/json'")
         lines.append(f"-d {shlex.quote(json.dumps(operation.body['example']))}")
     return " \\\n  ".join(lines)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _method(operation: Operation) -> Markup:

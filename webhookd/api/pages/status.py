@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from webhookd.api import responses
+from webhookd.api import health_responses
 from webhookd.api.pages.html import Markup, Part, element, table
 from webhookd.api.pages.layout import links, page
 
@@ -11,7 +11,7 @@ _NOTHING = "—"
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def render(status: responses.Status, now: datetime) -> str:
+def render(status: health_responses.Status, now: datetime) -> str:
     """The whole of it."""
     word = "ready" if status["ready"] else "not ready"
     content = (
@@ -30,7 +30,7 @@ def render(status: responses.Status, now: datetime) -> str:
     return page(f"webhookd: {word}", *content, kind="status", refresh_seconds=REFRESH_SECONDS)
 
 
-def _state(status: responses.Status) -> Markup:
+def _state(status: health_responses.Status) -> Markup:
     if status["ready"]:
         text, kind = "Work sent here is done.", "good"
     else:
@@ -39,7 +39,7 @@ def _state(status: responses.Status) -> Markup:
     return element("div", title, element("p", text), class_=f"state {kind}", role="status")
 
 
-def _facts(status: responses.Status, now: datetime) -> Markup:
+def _facts(status: health_responses.Status, now: datetime) -> Markup:
     in_flight = status["in_flight"]
     facts: dict[str, Part] = {
         "Version": status["version"],
@@ -55,7 +55,7 @@ def _section(title: str, content: Markup) -> Markup:
     return element("section", element("h2", title), content)
 
 
-def _services(services: list[responses.ServiceStatus]) -> Markup:
+def _services(services: list[health_responses.ServiceStatus]) -> Markup:
     rows: list[tuple[Part, ...]] = [
         (
             service["name"],
@@ -68,7 +68,7 @@ def _services(services: list[responses.ServiceStatus]) -> Markup:
     return table(("Service", "State", "Restarts", "Last error"), rows)
 
 
-def _backlog(backlog: responses.Backlog | None) -> Markup:
+def _backlog(backlog: health_responses.Backlog | None) -> Markup:
     if backlog is None:
         return _note("Not known: the database has not answered the last look.")
     most = backlog["counted_up_to"]
@@ -84,7 +84,7 @@ def _backlog(backlog: responses.Backlog | None) -> Markup:
     return table(("Stage", "Waiting", "Oldest for"), rows, class_="numbers")
 
 
-def _failing(endpoints: list[responses.FailingEndpoint] | None, now: datetime) -> Markup:
+def _failing(endpoints: list[health_responses.FailingEndpoint] | None, now: datetime) -> Markup:
     if endpoints is None:
         return _note("Not known: the database has not answered the last look.")
     if not endpoints:
@@ -103,7 +103,7 @@ def _failing(endpoints: list[responses.FailingEndpoint] | None, now: datetime) -
     return table(("Subscription", "Since", "Failures in a row", "Last error"), rows)
 
 
-def _configuration(configuration: responses.ConfigurationStatus, now: datetime) -> Markup:
+def _configuration(configuration: health_responses.ConfigurationStatus, now: datetime) -> Markup:
     age = _age(configuration["last_read_at"], now)
     taken = configuration["last_reload_successful"]
     parts = [
