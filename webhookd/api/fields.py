@@ -23,18 +23,37 @@ IdempotencyKey: TypeAlias = Annotated[
         max_length=255,
         pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+\Z",
         examples=["order-7-created"],
+        description="there is one event for a key, however often it is sent",
     ),
 ]
 # The document's words for the same key in a header, which carries no other characters without doubt.
 KeyHeader: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=255, pattern=r"^[!-~]([ -~]*[!-~])?\Z", examples=["order-7-created"])
+    str,
+    Meta(
+        min_length=1,
+        max_length=255,
+        pattern=r"^[!-~]([ -~]*[!-~])?\Z",
+        examples=["order-7-created"],
+        description="the same as idempotency_key in the body",
+    ),
 ]
 CorrelationId: TypeAlias = Annotated[
     str,
-    Meta(max_length=255, pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?\Z", examples=["trace-4bf92f"]),
+    Meta(
+        max_length=255,
+        pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?\Z",
+        examples=["trace-4bf92f"],
+        description="sent with each delivery, and in every line of the log about one",
+    ),
 ]
 Attempts: TypeAlias = Annotated[int, Meta(ge=1, le=1000, examples=[5])]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, le=31_536_000, examples=[30.0])]
+OwnAttempts: TypeAlias = Annotated[
+    Attempts | None, Meta(description="attempts in all, the first included; null: the configuration's")
+]
+OwnDelay: TypeAlias = Annotated[
+    Delay | None, Meta(description="before the first retry, doubled for each; null: the configuration's")
+]
 Description: TypeAlias = Annotated[
     str, Meta(max_length=500, pattern=r"^[^\x00]*\Z", examples=["The shop's warehouse"])
 ]

@@ -7,17 +7,17 @@ from msgspec import UNSET, Meta, UnsetType
 
 from webhookd.api.fields import (
     MAX_ID,
-    Attempts,
     CallbackUrl,
     CorrelationId,
     CustomHeaders,
-    Delay,
     Description,
     ErrorCode,
     EventType,
     Id,
     IdempotencyKey,
     NewPayload,
+    OwnAttempts,
+    OwnDelay,
     Time,
 )
 from webhookd.model.states import SagaStatus
@@ -52,8 +52,8 @@ class NewSubscription(msgspec.Struct, forbid_unknown_fields=True):
 
     event_type: EventType
     callback_url: CallbackUrl
-    max_attempts: Attempts | None = None
-    base_delay_seconds: Delay | None = None
+    max_attempts: OwnAttempts = None
+    base_delay_seconds: OwnDelay = None
     headers: CustomHeaders = {}
     description: Description | None = None
 
@@ -63,8 +63,8 @@ class SubscriptionChange(msgspec.Struct, forbid_unknown_fields=True):
 
     active: bool | UnsetType = UNSET
     callback_url: CallbackUrl | UnsetType = UNSET
-    max_attempts: Attempts | UnsetType | None = UNSET
-    base_delay_seconds: Delay | UnsetType | None = UNSET
+    max_attempts: OwnAttempts | UnsetType = UNSET
+    base_delay_seconds: OwnDelay | UnsetType = UNSET
     headers: CustomHeaders | UnsetType = UNSET
     description: Description | UnsetType | None = UNSET
 
@@ -76,8 +76,8 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 class Paged(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What every list takes."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
-    cursor: Id | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT, description="of a page")] = DEFAULT_LIMIT
+    cursor: Annotated[Id, Meta(description="next_cursor of the page before")] | UnsetType = UNSET
 
     @property
     def page(self) -> Page:

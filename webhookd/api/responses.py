@@ -9,16 +9,16 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 from msgspec import Meta
 
 from webhookd.api.fields import (
-    Attempts,
     CallbackUrl,
     CorrelationId,
     Count,
-    Delay,
     Description,
     ErrorCode,
     EventType,
     Id,
     IdempotencyKey,
+    OwnAttempts,
+    OwnDelay,
     Payload,
     Sentence,
     Time,
@@ -32,7 +32,7 @@ Became: TypeAlias = Annotated[
 ]
 Progress: TypeAlias = Annotated[SagaStatus, Meta(examples=["PendingRetry"])]
 # The examples are of one delivery that is about to be retried.
-FinalError: TypeAlias = Annotated[ErrorCode | None, Meta(examples=[None])]
+FinalError: TypeAlias = Annotated[ErrorCode | None, Meta(description="of its last failure, if it had one")]
 SecondChanceOf: TypeAlias = Annotated[
     Id | None, Meta(examples=[None], description="the dead letter that it is the second chance of")
 ]
@@ -159,8 +159,8 @@ class Subscription(TypedDict):
     callback_url: CallbackUrl
     active: bool
     verified: bool
-    max_attempts: Annotated[Attempts | None, Meta(description="null: the configuration's")]
-    base_delay_seconds: Annotated[Delay | None, Meta(description="null: the configuration's")]
+    max_attempts: OwnAttempts
+    base_delay_seconds: OwnDelay
     description: Description | None
     created_at: Time
     updated_at: Time

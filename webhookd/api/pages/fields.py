@@ -30,18 +30,13 @@ def fields_of(
 
 def described(schema: dict[str, Any], document: dict[str, Any]) -> tuple[Markup, Markup]:
     """A field's type and its meaning."""
-    said: list[Part] = [schema.get("description")]
+    options = [schema, *schema.get("anyOf", [])]
+    said: list[Part] = [next((one["description"] for one in options if "description" in one), None)]
     if schema.get("default") is not None:
         said.append(joined("default ", element("code", json.dumps(schema["default"]))))
-    said += [joined("as ", element("code", pattern)) for pattern in _patterns(schema)]
+    said += [joined("as ", element("code", one["pattern"])) for one in options if "pattern" in one]
     meaning = joined(*(element("div", part) for part in said if part))
     return element("span", _type(schema, document), class_="type"), meaning
-
-
-def _patterns(schema: dict[str, Any]) -> Iterator[str]:
-    for option in schema.get("anyOf", [schema]):
-        if "pattern" in option:
-            yield option["pattern"]
 
 
 def _inner(schema: dict[str, Any], document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
