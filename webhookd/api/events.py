@@ -54,7 +54,7 @@ class Events:
                 "Publish many events, all or none",
                 responses.BatchAccepted,
                 ACCEPTED,
-                description="Up to 1000, in one commit. Each may have its own `idempotency_key`.",
+                description=f"At most {requests.MAX_BATCH}, in one commit, each with a key of its own.",
                 body=requests.NewEvents,
                 own_problems=(
                     (409, "idempotency_conflict"),

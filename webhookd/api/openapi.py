@@ -6,23 +6,27 @@ from typing import Any
 
 from webhookd import __version__
 from webhookd.api import responses
+from webhookd.api.bodies import BODY_TIMEOUT_SECONDS, MAX_DEPTH
 from webhookd.api.fields import Id
 from webhookd.api.problems import PROBLEM_JSON, Problem
 from webhookd.api.routes import HTML, JSON, Route
 from webhookd.api.schemas import Schema, Schemas
+from webhookd.api.server import HEADERS_TIMEOUT_SECONDS
+from webhookd.config.settings import ApiSettings
 
 # Who opens a page in a browser is told so on a page.
 _OF_PAGES = (401, 403)
 
-_DESCRIPTION = """\
+_DESCRIPTION = f"""\
 Durable webhook delivery on PostgreSQL: events in, signed HTTPS requests out.
 
 - JSON in and out, in UTF-8 and not encoded; an answer's type does not depend on `Accept`.
 - An error is `application/problem+json` (RFC 9457): `code` is stable, and is what a program should look at.
 - Lists are newest first. `limit` is the size of a page; `next_cursor` of one page is `cursor` of the next.
 - Times are RFC 3339 in UTC. Ids are 64-bit integers.
-- A request has 15 seconds for its headers and 20 for its body, of 1 MiB unless `api.max_payload_bytes` says \
-otherwise. JSON may be nested 500 deep.
+- A request has {HEADERS_TIMEOUT_SECONDS:g} s for its headers and {BODY_TIMEOUT_SECONDS:g} s for its body, \
+of {ApiSettings().max_payload_bytes:,} bytes unless `api.max_payload_bytes` says otherwise. JSON may be \
+nested {MAX_DEPTH} deep.
 - 503 has `Retry-After`: the same request may succeed then. Send events with an idempotency key, and sending \
 again is safe.
 - Other methods than these get 405, also HEAD, OPTIONS and TRACE; there is no CORS."""

@@ -77,7 +77,7 @@ async def serve(app: web.Application, listening: socket.socket) -> None:
 
 
 class _Handler(web.RequestHandler):
-    """A connection. Says in our words what it cannot read as HTTP, and waits for its peer not without end."""
+    """A connection. Says in our words what it cannot read as HTTP, and never waits without end for a peer."""
 
     __slots__ = ("_headers_due", "idle_since")
 
@@ -93,6 +93,8 @@ class _Handler(web.RequestHandler):
     @property
     def idle(self) -> bool:
         """Whether it waits for a request, or for the rest of one's headers."""
+        if self.transport is None:  # ended already
+            return False
         # The first data may come before the task that waits for it has begun.
         return self._request_count == 0 or (self._waiter is not None and not self._waiter.done())
 
