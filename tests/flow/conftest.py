@@ -14,6 +14,7 @@ from tests.support.database import Database
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.invariants import AUDIT
+from tests.support.names import Names
 from tests.support.postgres import LocalServer
 from tests.support.traffic import Receiver
 from tests.support.wire import Wire
@@ -74,6 +75,14 @@ def make_daemon(database: Database, certificates: Certificates, tmp_path: Path) 
     yield make
     for daemon in made:
         daemon.stop()
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Names:
+    """Give names that exist for daemons made with their environment."""
+    folder = tmp_path / "names"
+    folder.mkdir()
+    return Names(folder)
 
 
 @pytest.fixture

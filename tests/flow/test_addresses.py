@@ -7,8 +7,6 @@ guard by Python's own notice of a connection about to be made; and the endpoint 
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from tests.flow.conftest import PATIENT, SHORT, MakeDaemon
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
@@ -33,14 +31,6 @@ ATTEMPT_ENDED = """
 ATTEMPTED_WITH = """
     select exists (select from webhookd.webhook_delivery_jobs where subscription_id = $1 and error_code = $2)
 """
-
-
-@pytest.fixture
-def names(tmp_path: Path) -> Names:
-    """Give names that exist for daemons made with their environment."""
-    folder = tmp_path / "names"
-    folder.mkdir()
-    return Names(folder)
 
 
 def host(address: str) -> str:

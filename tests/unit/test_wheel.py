@@ -70,3 +70,9 @@ def test_wheel_has_the_command_and_the_licence(wheel: Path) -> None:
         text = archive.read(entry_points).decode()
     assert "[console_scripts]\nwebhookd = webhookd.cli.main:main" in text
     assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+def test_wheel_has_the_style_of_the_pages(wheel: Path) -> None:
+    """The API reads it when it begins: without it nothing would."""
+    with zipfile.ZipFile(wheel) as archive:
+        assert "webhookd/api/pages/style.css" in archive.namelist()

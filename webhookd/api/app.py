@@ -10,13 +10,17 @@ from aiohttp import web
 
 from webhookd.api import problems
 from webhookd.api.auth import Auth
+from webhookd.api.bodies import CONTINUE
 from webhookd.api.database import Database
 from webhookd.api.dead_letters import DeadLetters
 from webhookd.api.deliveries import Deliveries
+from webhookd.api.documents import Documents
 from webhookd.api.events import Events
 from webhookd.api.health import Health
-from webhookd.api.problems import Problem
-from webhookd.api.routes import Handler, Route
+from webhookd.api.home import Home
+from webhookd.api.pages.layout import problem_response
+from webhookd.api.problems import Problem, invalid
+from webhookd.api.routes import HTML, Handler, Route
 from webhookd.api.server import serve
 from webhookd.api.subscriptions import Subscriptions
 from webhookd.api.verification import Verification
@@ -49,7 +53,7 @@ class Site:
         app = web.Application(middlewares=[problems_answered])
         for route in self._routes:
             # add_route, for add_get would also answer HEAD.
-            app.router.add_route(route.method, route.path, self._guarded(route))
+            app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=uninvited)
         app.on_response_prepare.append(self._answering)
         await serve(app, self._listening, lambda: self._settings().services.shutdown_grace_seconds)
 
@@ -62,7 +66,14 @@ class Site:
         scope = route.scope
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            self._auth.require(request, scope)
+            try:
+                self._auth.require(request, scope)
+            except Problem as problem:
+                if route.media_type != HTML:
+                    raise
+                return problem_response(problem)
+            if route.refuses_queries and request.query_string:
+                raise invalid("there are no parameters here", "invalid_parameter", close=True)
             return await route.handler(request)
 
         return guarded
@@ -91,10 +102,10 @@ class Api(Site):
             Deliveries(database),
             DeadLetters(database, wake, settings),
             health,
+            Home(health.status),
         )
-        super().__init__(
-            listening, settings, (route for resource in resources for route in resource.routes())
-        )
+        routes = [route for resource in resources for route in resource.routes()]
+        super().__init__(listening, settings, [*routes, *Documents(routes).routes()])
         self._responses = metrics.api_responses
 
     async def run(self) -> None:
@@ -112,6 +123,12 @@ class Api(Site):
         self._responses.labels(route, f"{response.status // 100}xx").inc()
 
 
+async def uninvited(request: web.Request) -> None:
+    """Who asks before sending a body is told to go on when it is read: not before it may be refused."""
+    if request.headers["Expect"].strip().lower() != CONTINUE:
+        raise web.HTTPExpectationFailed
+
+
 @web.middleware
 async def problems_answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Whatever a handler raises becomes an answer."""
@@ -120,7 +137,7 @@ async def problems_answered(request: web.Request, handler: Handler) -> web.Strea
     except Problem as problem:
         return problem.response()
     except Refused as refused:
-        return problems.of_refusal(refused).response()
+        return problems.of_refusal(refused, of_query=request.method == "GET").response()
     except DatabaseUnavailable as error:
         # The path alone: a query may carry what should not be logged.
         log.warning("a request was answered with 503: %s", error, extra={"path": request.path})

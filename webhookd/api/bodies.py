@@ -1,12 +1,14 @@
 """Requests read: body, query and path in, typed values out; or a Problem. Nothing here waits without end."""
 
 import asyncio
+from datetime import datetime
 from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
+from webhookd.api.fields import MAX_ID
 from webhookd.api.problems import Problem, invalid
 
 Value = TypeVar("Value")
@@ -14,8 +16,9 @@ Value = TypeVar("Value")
 BODY_TIMEOUT_SECONDS = 20.0
 # Far more than people nest, and less than what breaks the parsers of PostgreSQL, of Python and of receivers.
 MAX_DEPTH = 500
-MAX_ID = 2**63 - 1
 MAX_ID_DIGITS = len(str(MAX_ID))
+
+CONTINUE = "100-continue"
 
 _JSON_CHARSETS = ("utf-8", "utf8", "us-ascii")
 _BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
@@ -26,6 +29,9 @@ _UNKNOWN_FIELD = "Object contains unknown field"
 async def read_json(request: web.Request, kind: type[Value], max_bytes: int) -> Value:
     """The body as `kind`. Refused from its headers where they tell enough."""
     _check_headers(request, max_bytes)
+    if request.headers.get("Expect", "").strip().lower() == CONTINUE:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer's own begins after it
     return _decoded(await _read(request, max_bytes), kind)
 
 
@@ -44,6 +50,10 @@ def read_query(request: web.Request, kind: type[Value]) -> Value:
         value = msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(str(error), "invalid_parameter") from error
+    for name, text in request.query.items():
+        # Texts are made numbers here, and a number is a time to msgspec: seconds since 1970.
+        if isinstance(getattr(value, name), datetime) and ":" not in text:
+            raise invalid(f"{name} is no time of RFC 3339", "invalid_parameter")
     if any("\0" in text or not _is_text(text) for text in request.query.values()):
         raise invalid("a parameter has characters that are no text", "invalid_parameter")
     return value

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from webhookd.api import requests
+from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of, raw
 from webhookd.api.bodies import path_id, read_json, read_optional_json, read_query
 from webhookd.api.database import Database
@@ -29,10 +29,47 @@ class DeadLetters:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/v1/dead-letters", "read", self._list),
-            Route("GET", "/v1/dead-letters/{id:[0-9]+}", "read", self._get),
-            Route("POST", "/v1/dead-letters/{id:[0-9]+}/requeue", "operate", self._requeue),
-            Route("POST", "/v1/dead-letters/requeue", "operate", self._requeue_many),
+            Route(
+                "GET",
+                "/v1/dead-letters",
+                "read",
+                self._list,
+                "List dead letters",
+                responses.DeadLetterPage,
+                query=requests.DeadLettersQuery,
+            ),
+            Route(
+                "GET",
+                "/v1/dead-letters/{id:[0-9]+}",
+                "read",
+                self._get,
+                "One dead letter, and the payload as it was",
+                responses.DeadLetterWithPayload,
+            ),
+            Route(
+                "POST",
+                "/v1/dead-letters/{id:[0-9]+}/requeue",
+                "operate",
+                self._requeue,
+                "Deliver a dead letter again",
+                responses.Requeued,
+                CREATED,
+                description="As a new delivery, once: asked again, 409 names the delivery that there is.",
+                body=requests.Nothing,
+                body_optional=True,
+                own_problems=((409, "already_requeued"), (409, "subscription_held")),
+            ),
+            Route(
+                "POST",
+                "/v1/dead-letters/requeue",
+                "operate",
+                self._requeue_many,
+                "Deliver many dead letters again",
+                responses.RequeuedMany,
+                description="All that match the filter, but those that come while this runs. Only counts "
+                "them unless `dry_run` is false. Safe to ask again.",
+                body=requests.RequeueMany,
+            ),
         ]
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -61,7 +98,7 @@ class DeadLetters:
                 saga_id=requeued.saga_id,
             )
         self._wake.sagas_of([requeued.subscription_id])
-        return answer({"saga_id": requeued.saga_id}, CREATED)
+        return answer(responses.Requeued(saga_id=requeued.saga_id), CREATED)
 
     async def _requeue_many(self, request: web.Request) -> web.Response:
         """Batch by batch, a commit each: asked again after a failure in between, it goes on."""
@@ -87,4 +124,6 @@ class DeadLetters:
             requeued += batch.requeued
             after_id = batch.last_id
             if batch.matched < REQUEUE_BATCH:
-                return answer({"matched": matched, "requeued": requeued, "skipped": matched - requeued})
+                return answer(
+                    responses.RequeuedMany(matched=matched, requeued=requeued, skipped=matched - requeued)
+                )

@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from webhookd.api import requests
+from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of
 from webhookd.api.bodies import path_id, read_query
 from webhookd.api.database import Database
@@ -21,8 +21,23 @@ class Deliveries:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/v1/deliveries", "read", self._list),
-            Route("GET", "/v1/deliveries/{id:[0-9]+}", "read", self._get),
+            Route(
+                "GET",
+                "/v1/deliveries",
+                "read",
+                self._list,
+                "List deliveries",
+                responses.DeliveryPage,
+                query=requests.DeliveriesQuery,
+            ),
+            Route(
+                "GET",
+                "/v1/deliveries/{id:[0-9]+}",
+                "read",
+                self._get,
+                "One delivery, and each of its attempts",
+                responses.DeliveryWithAttempts,
+            ),
         ]
 
     async def _list(self, request: web.Request) -> web.Response:

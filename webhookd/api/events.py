@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from webhookd.api import requests
+from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of, raw
 from webhookd.api.bodies import path_id, read_json, read_query
 from webhookd.api.database import Database
+from webhookd.api.fields import KeyHeader
 from webhookd.api.problems import Problem, invalid, not_found
 from webhookd.api.requests import given
 from webhookd.api.routes import Route
@@ -28,10 +29,58 @@ class Events:
 
     def routes(self) -> list[Route]:
         return [
-            Route("POST", "/v1/events", "ingest", self._publish),
-            Route("POST", "/v1/events/batch", "ingest", self._publish_batch),
-            Route("GET", "/v1/events", "read", self._list),
-            Route("GET", "/v1/events/{id:[0-9]+}", "read", self._get),
+            Route(
+                "POST",
+                "/v1/events",
+                "ingest",
+                self._publish,
+                "Publish an event",
+                responses.EventAccepted,
+                ACCEPTED,
+                description="Answered after the commit. The same key with the same content gives the first "
+                "event's id and `duplicate`; with other content 409. A key in header and body must agree.",
+                body=requests.NewEvent,
+                headers={"Idempotency-Key": KeyHeader},
+                own_problems=(
+                    (409, "idempotency_conflict"),
+                    (422, "idempotency_key_mismatch"),
+                ),
+            ),
+            Route(
+                "POST",
+                "/v1/events/batch",
+                "ingest",
+                self._publish_batch,
+                "Publish many events, all or none",
+                responses.BatchAccepted,
+                ACCEPTED,
+                description=f"At most {requests.MAX_BATCH}, in one commit, each with a key of its own.",
+                body=requests.NewEvents,
+                own_problems=(
+                    (409, "idempotency_conflict"),
+                    (422, "batch_too_large"),
+                    (422, "idempotency_key_mismatch"),
+                ),
+            ),
+            Route(
+                "GET",
+                "/v1/events",
+                "read",
+                self._list,
+                "List events",
+                responses.EventPage,
+                query=requests.EventsQuery,
+            ),
+            Route(
+                "GET",
+                "/v1/events/{id:[0-9]+}",
+                "read",
+                self._get,
+                "One event, and what became of it",
+                responses.EventWithDeliveries,
+                description="For every subscription of its type: delivered, waiting until when and why, "
+                "dead-lettered with what error, or not routed and why.",
+            ),
         ]
 
     async def _publish(self, request: web.Request) -> web.Response:
@@ -42,12 +91,12 @@ class Events:
         event = _new_event(asked)
         accepted = await self._ingest.publish(event if key is None else event._replace(idempotency_key=key))
         return answer(
-            {
-                "id": accepted.id,
-                "event_type": event.event_type,
-                "created_at": accepted.created_at,
-                "duplicate": accepted.duplicate,
-            },
+            responses.EventAccepted(
+                id=accepted.id,
+                event_type=event.event_type,
+                created_at=accepted.created_at,
+                duplicate=accepted.duplicate,
+            ),
             ACCEPTED,
         )
 
@@ -64,7 +113,8 @@ class Events:
             )
         )
         self._ingest.stored(accepted)
-        return answer({"events": [{"id": one.id, "duplicate": one.duplicate} for one in accepted]}, ACCEPTED)
+        members = [responses.BatchMember(id=one.id, duplicate=one.duplicate) for one in accepted]
+        return answer(responses.BatchAccepted(events=members), ACCEPTED)
 
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.EventsQuery)

@@ -1,12 +1,12 @@
 """/healthz, /readyz, /status and /metrics. None of them asks the database."""
 
 from collections.abc import Callable
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from webhookd.api.answers import answer
+from webhookd.api import health_responses, responses
+from webhookd.api.answers import HEADERS, answer
 from webhookd.api.routes import Route
 
 
@@ -16,33 +16,71 @@ class Health:
     def __init__(
         self,
         unready: Callable[[], list[str]],
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[], health_responses.Status],
         registry: CollectorRegistry,
     ) -> None:
         self._unready = unready
-        self._status = status
+        self.status = status
         self._registry = registry
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/healthz", None, self._healthz),
-            Route("GET", "/readyz", None, self._readyz),
-            Route("GET", "/status", "read", self._get_status),
-            Route("GET", "/metrics", "read", self._metrics),
+            Route(
+                "GET",
+                "/healthz",
+                None,
+                self._healthz,
+                "Whether the process lives",
+                health_responses.Alive,
+                asks_database=False,
+            ),
+            Route(
+                "GET",
+                "/readyz",
+                None,
+                self._readyz,
+                "Whether work sent here is done now",
+                health_responses.Readiness,
+                other_answers={503: "Not ready, and why"},
+                asks_database=False,
+            ),
+            Route(
+                "GET",
+                "/status",
+                "read",
+                self._get_status,
+                "What an operator asks first",
+                health_responses.Status,
+                description="Asks nobody, so that it answers whatever else does not.",
+                asks_database=False,
+            ),
+            Route(
+                "GET",
+                "/metrics",
+                "read",
+                self._metrics,
+                "Metrics for Prometheus",
+                responses.Metrics,
+                media_type="text/plain",
+                asks_database=False,
+            ),
         ]
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """The loop turns."""
-        return answer({"alive": True})
+        return answer(health_responses.Alive(alive=True))
 
     async def _readyz(self, _: web.Request) -> web.Response:
         reasons = self._unready()
-        return answer({"ready": False, "because": reasons}, 503) if reasons else answer({"ready": True})
+        if reasons:
+            return answer(health_responses.Readiness(ready=False, because=reasons), 503)
+        return answer(health_responses.Readiness(ready=True))
 
     async def _get_status(self, _: web.Request) -> web.Response:
-        return answer(self._status())
+        return answer(self.status())
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(
-            body=generate_latest(self._registry), headers={"content-type": "text/plain; version=0.0.4"}
+            body=generate_latest(self._registry),
+            headers=HEADERS | {"Content-Type": "text/plain; version=0.0.4"},
         )

@@ -5,11 +5,12 @@ Problem, Refused and DatabaseUnavailable in, a response out. No driver's words a
 
 from typing import Any, assert_never
 
-import msgspec
 from aiohttp import web
 
+from webhookd.api.answers import HEADERS, encoded
 from webhookd.model.errors import DatabaseUnavailable, Refusal, Refused
 
+PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_SECONDS = "1"
 
 
@@ -34,20 +35,27 @@ class Problem(Exception):
         self.close = close  # the body was not read: what comes next on this connection is not a request
         self.members = members
 
-    def response(self) -> web.Response:
-        body = {
+    @property
+    def title(self) -> str:
+        return self.code.replace("_", " ").capitalize()
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
             "type": f"urn:webhookd:problem:{self.code}",
-            "title": self.code.replace("_", " ").capitalize(),
+            "title": self.title,
             "status": self.status,
             "code": self.code,
             "detail": self.detail,
             **self.members,
         }
+
+    def response(self) -> web.Response:
         response = web.Response(
-            body=msgspec.json.encode(body),
+            body=encoded(self.document),
             status=self.status,
-            content_type="application/problem+json",
-            headers={"Server": "webhookd"} | self.headers,
+            content_type=PROBLEM_JSON,
+            headers=HEADERS | self.headers,
         )
         if self.close:
             response.force_close()
@@ -76,12 +84,12 @@ def of_unavailable(_: DatabaseUnavailable) -> Problem:
     )
 
 
-def of_refusal(refused: Refused) -> Problem:  # noqa: PLR0911  a case, a return
-    """A gated function said no."""
+def of_refusal(refused: Refused, *, of_query: bool) -> Problem:  # noqa: PLR0911  a case, a return
+    """A gated function said no, to what a query or a body asked."""
     detail = str(refused)
     match refused.refusal:
         case Refusal.INVALID_ARGUMENT:
-            return invalid(detail)
+            return invalid(detail, "invalid_parameter" if of_query else "invalid_request")
         case Refusal.NOT_FOUND:
             return Problem(404, "not_found", detail)
         case Refusal.IDEMPOTENCY_CONFLICT:

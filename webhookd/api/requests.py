@@ -1,12 +1,25 @@
 """What may be asked: the bodies and queries, field by field. Unknown fields are refused."""
 
-from datetime import datetime
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from webhookd.api.bodies import MAX_ID
+from webhookd.api.fields import (
+    MAX_ID,
+    CallbackUrl,
+    CorrelationId,
+    CustomHeaders,
+    Description,
+    ErrorCode,
+    EventType,
+    Id,
+    IdempotencyKey,
+    NewPayload,
+    OwnAttempts,
+    OwnDelay,
+    Time,
+)
 from webhookd.model.states import SagaStatus
 from webhookd.store.dead_letters import Filter
 from webhookd.store.reads import Page
@@ -17,27 +30,12 @@ MAX_BATCH = 1000
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 
-# As the tables' checks say. \Z, for $ also matches before a line end.
-EventType: TypeAlias = Annotated[str, Meta(max_length=100, pattern=r"^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*\Z")]
-IdempotencyKey: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+\Z")
-]
-CorrelationId: TypeAlias = Annotated[
-    str, Meta(max_length=255, pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?\Z")
-]
-Attempts: TypeAlias = Annotated[int, Meta(ge=1, le=1000)]
-Delay: TypeAlias = Annotated[float, Meta(ge=0, le=31_536_000)]
-Description: TypeAlias = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00]*\Z")]
-Id: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_ID)]
-ErrorCode: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100)]
-Time: TypeAlias = Annotated[datetime, Meta(tz=True)]
-
 
 class NewEvent(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/events. The payload's bytes are kept as they are."""
 
     event_type: EventType
-    payload: msgspec.Raw
+    payload: NewPayload
     idempotency_key: IdempotencyKey | None = None
     correlation_id: CorrelationId | None = None
 
@@ -45,17 +43,18 @@ class NewEvent(msgspec.Struct, forbid_unknown_fields=True):
 class NewEvents(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/events/batch."""
 
-    events: Annotated[list[NewEvent], Meta(min_length=1)]
+    # More has a code of its own.
+    events: Annotated[list[NewEvent], Meta(min_length=1, extra_json_schema={"maxItems": MAX_BATCH})]
 
 
 class NewSubscription(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/subscriptions."""
 
     event_type: EventType
-    callback_url: str
-    max_attempts: Attempts | None = None
-    base_delay_seconds: Delay | None = None
-    headers: dict[str, str] = {}
+    callback_url: CallbackUrl
+    max_attempts: OwnAttempts = None
+    base_delay_seconds: OwnDelay = None
+    headers: CustomHeaders = {}
     description: Description | None = None
 
 
@@ -63,10 +62,10 @@ class SubscriptionChange(msgspec.Struct, forbid_unknown_fields=True):
     """PATCH /v1/subscriptions/{id}: what is there is changed; null takes an override back."""
 
     active: bool | UnsetType = UNSET
-    callback_url: str | UnsetType = UNSET
-    max_attempts: Attempts | UnsetType | None = UNSET
-    base_delay_seconds: Delay | UnsetType | None = UNSET
-    headers: dict[str, str] | UnsetType = UNSET
+    callback_url: CallbackUrl | UnsetType = UNSET
+    max_attempts: OwnAttempts | UnsetType = UNSET
+    base_delay_seconds: OwnDelay | UnsetType = UNSET
+    headers: CustomHeaders | UnsetType = UNSET
     description: Description | UnsetType | None = UNSET
 
 
@@ -77,13 +76,13 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 class Paged(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What every list takes."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
-    cursor: Id = MAX_ID
+    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT, description="of a page")] = DEFAULT_LIMIT
+    cursor: Annotated[Id, Meta(description="next_cursor of the page before")] | UnsetType = UNSET
 
     @property
     def page(self) -> Page:
         """One row more than asked for tells whether there is a next page."""
-        return Page(self.limit + 1, self.cursor)
+        return Page(self.limit + 1, given(self.cursor) or MAX_ID)
 
 
 class EventsQuery(Paged, kw_only=True):

@@ -9,15 +9,19 @@ from collections.abc import Callable
 import anyio
 from aiohttp import web
 
-from webhookd.api.problems import Problem, internal
+from webhookd.api.problems import Problem, internal, of_http
 from webhookd.config.settings import host_and_port
 from webhookd.model.errors import CannotListen
 
 MAX_CONNECTIONS = 2000
 BACKLOG = 1024
-# From the connection, or the last answer, to the end of the next request's headers. Longer than the 60 s for
-# which nginx and load balancers keep an idle connection: they, not we, should be the ones to close it.
+# From the connection, or the last answer, to the next request. Longer than the 60 s for which nginx and load
+# balancers keep an idle connection: they, not we, should be the ones to close it.
 IDLE_TIMEOUT_SECONDS = 75.0
+# From a request's first byte to the end of its headers; aiohttp has no such bound.
+HEADERS_TIMEOUT_SECONDS = 15.0
+# For an answer to be taken: the largest, a page of a thousand rows, is less than a megabyte.
+ANSWER_TIMEOUT_SECONDS = 30.0
 # A refused body is read on for so long, or its sender might see a reset in place of the refusal.
 LINGERING_SECONDS = 2.0
 # At the end requests under way have a moment: of the grace period so much, and never more than this.
@@ -51,7 +55,7 @@ async def serve(app: web.Application, listening: socket.socket, grace_seconds: C
         raise RuntimeError("the runner was set up and has no server")
 
     def accept() -> asyncio.Protocol:
-        if len(manager.connections) >= MAX_CONNECTIONS:
+        if len(manager.connections) >= MAX_CONNECTIONS and not _make_room(manager):
             return _Refusing()
         return _Handler(
             manager,
@@ -77,9 +81,58 @@ async def serve(app: web.Application, listening: socket.socket, grace_seconds: C
 
 
 class _Handler(web.RequestHandler):
-    """Says in our words what it cannot read as HTTP."""
+    """A connection. Says in our words what it cannot read as HTTP, and never waits without end for a peer."""
 
-    __slots__ = ()
+    __slots__ = ("_headers_due", "idle_since")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._headers_due: asyncio.TimerHandle | None = None
+        self.idle_since = self._loop.time()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._headers_came()
+        super().connection_lost(exc)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it waits for a request, or for the rest of one's headers."""
+        if self.transport is None:  # ended already
+            return False
+        # The first data may come before the task that waits for it has begun.
+        return self._request_count == 0 or (self._waiter is not None and not self._waiter.done())
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.idle:
+            self._headers_came()
+        elif self._headers_due is None:
+            self._headers_due = self._loop.call_later(HEADERS_TIMEOUT_SECONDS, self.abort)
+
+    def _headers_came(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
+    def abort(self) -> None:
+        """End it now: what its peer has not taken is lost."""
+        if self.transport is not None:
+            self.transport.abort()
+        self.force_close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPException):  # raised before any middleware: what was expected of us
+            resp = of_http(resp).response()
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_SECONDS):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            self.abort()
+            return resp, True
+        finally:
+            self.idle_since = self._loop.time()
 
     def handle_error(
         self,
@@ -93,6 +146,15 @@ class _Handler(web.RequestHandler):
                 BAD_REQUEST, "bad_request", "this is not HTTP, or too much of it", close=True
             ).response()
         return internal().response()
+
+
+def _make_room(manager: web.Server) -> bool:
+    """End the connection that has been idle for the longest: who holds many of them shuts nobody out."""
+    idle = [one for one in manager.connections if isinstance(one, _Handler) and one.idle]
+    if not idle:
+        return False
+    min(idle, key=lambda one: one.idle_since).abort()
+    return True
 
 
 class _Refusing(asyncio.Protocol):

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from webhookd.api import requests
+from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of
 from webhookd.api.bodies import path_id, read_json, read_optional_json, read_query
 from webhookd.api.database import Database
@@ -17,12 +17,13 @@ from webhookd.api.verification import Verification
 from webhookd.api.wake import Wake
 from webhookd.config.settings import Settings
 from webhookd.outbound.addresses import AddressPolicy
-from webhookd.outbound.headers import HeaderProblem, check_headers
-from webhookd.outbound.urls import UrlProblem, check_callback_url
+from webhookd.outbound.headers import HeaderProblem, HeaderProblemCode, check_headers
+from webhookd.outbound.urls import UrlProblem, UrlProblemCode, check_callback_url
 from webhookd.store import reads, subscriptions
 from webhookd.store.reads import Row
 
 CREATED = 201
+_OF_ENDPOINTS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
 
 
 class Subscriptions:
@@ -43,12 +44,64 @@ class Subscriptions:
     def routes(self) -> list[Route]:
         one = "/v1/subscriptions/{id:[0-9]+}"
         return [
-            Route("POST", "/v1/subscriptions", "subscriptions", self._create),
-            Route("GET", "/v1/subscriptions", "read", self._list),
-            Route("GET", one, "read", self._get),
-            Route("PATCH", one, "subscriptions", self._change),
-            Route("POST", f"{one}/verify", "subscriptions", self._verify),
-            Route("POST", f"{one}/rotate-secret", "subscriptions", self._rotate_secret),
+            Route(
+                "POST",
+                "/v1/subscriptions",
+                "subscriptions",
+                self._create,
+                "Subscribe an endpoint to a type of event",
+                responses.SubscriptionWithSecret,
+                CREATED,
+                description="It is sent nothing before it is verified. The secret is shown this once.",
+                body=requests.NewSubscription,
+                own_problems=_OF_ENDPOINTS,
+            ),
+            Route(
+                "GET",
+                "/v1/subscriptions",
+                "read",
+                self._list,
+                "List subscriptions",
+                responses.SubscriptionPage,
+                query=requests.SubscriptionsQuery,
+            ),
+            Route("GET", one, "read", self._get, "One subscription", responses.Subscription),
+            Route(
+                "PATCH",
+                one,
+                "subscriptions",
+                self._change,
+                "Change a subscription",
+                responses.Subscription,
+                description="What is not given stays as it is. With another `callback_url` it must be "
+                "verified again. There is no DELETE: `active: false` ends it, and its history stays.",
+                body=requests.SubscriptionChange,
+                own_problems=_OF_ENDPOINTS,
+            ),
+            Route(
+                "POST",
+                f"{one}/verify",
+                "subscriptions",
+                self._verify,
+                "Ask the endpoint whether it wants the webhooks",
+                responses.Subscription,
+                description='Sends it `{"type": "webhookd.verification", "challenge": "…"}`, signed. It '
+                'answers 2xx with `{"challenge": "…"}` or the bare text.',
+                body=requests.Nothing,
+                body_optional=True,
+                own_problems=((409, "verification_stale"), (422, "verification_failed")),
+            ),
+            Route(
+                "POST",
+                f"{one}/rotate-secret",
+                "subscriptions",
+                self._rotate_secret,
+                "Sign with a new secret",
+                responses.RotatedSecret,
+                description="Both secrets sign until `previous_valid_until`.",
+                body=requests.Nothing,
+                body_optional=True,
+            ),
         ]
 
     async def _create(self, request: web.Request) -> web.Response:
@@ -110,7 +163,9 @@ class Subscriptions:
             lambda connection: subscriptions.rotate_secret(connection, subscription_id, overlap_seconds)
         )
         return answer(
-            {"secret": rotated.signing_secret, "previous_valid_until": rotated.previous_valid_until}
+            responses.RotatedSecret(
+                secret=rotated.signing_secret, previous_valid_until=rotated.previous_valid_until
+            )
         )
 
     @property

@@ -91,7 +91,14 @@ class Daemon:
         )
         self._orchestrator = Orchestrator(pool, self._bells, self._hints, self._metrics, self._current)
         self._monitor = Monitor(pool, self._metrics)
-        self._status = Status(self._worker_id, self._current, pool, self._monitor, self._metrics)
+        self._status = Status(
+            self._worker_id,
+            self._current,
+            pool,
+            self._monitor,
+            self._metrics,
+            in_flight=lambda: self._worker.in_flight,
+        )
         self._stopping = anyio.Event()
 
     async def run(self) -> None:

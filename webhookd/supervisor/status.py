@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from webhookd import __version__
+from webhookd.api import health_responses
 from webhookd.config.settings import Settings
-from webhookd.monitor.loop import COUNTED_UP_TO, Monitor
+from webhookd.monitor.loop import COUNTED_UP_TO, Monitor, Seen
 from webhookd.observe.metrics import Metrics
 from webhookd.store.pool import Pool
 
@@ -37,11 +36,13 @@ class Status:
         pool: Pool,
         monitor: Monitor,
         metrics: Metrics,
+        in_flight: Callable[[], int],
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
         self._pool = pool
         self._monitor = monitor
+        self._in_flight = in_flight
         self._started_at = datetime.now(UTC)
         self.services: list[Service] = []
         self.reloads = Reloads()
@@ -56,9 +57,10 @@ class Status:
             + [f"{service.name} is failing" for service in self.services if not service.healthy]
         )
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> health_responses.Status:
         """All of it, for /status."""
         seen = self._monitor.seen
+        settings = self._settings()
         return {
             "version": __version__,
             "worker_id": self._worker_id,
@@ -67,6 +69,10 @@ class Status:
             "unready_because": self.unready(),
             "draining": self.draining,
             "database": {"available": self._pool.available},
+            "in_flight": {
+                "requests": self._in_flight(),
+                "concurrency": settings.delivery.concurrency,
+            },
             "services": [
                 {
                     "name": service.name,
@@ -76,21 +82,38 @@ class Status:
                 }
                 for service in self.services
             ],
-            "backlog": seen
-            and {
-                "seen_at": seen.seen_at,
-                "counted_up_to": COUNTED_UP_TO,
-                "stages": [
-                    {"stage": stage.stage, "waiting": stage.waiting, "oldest_at": stage.oldest_at}
-                    for stage in seen.stages
-                ],
-            },
-            "failing_endpoints": seen and [endpoint._asdict() for endpoint in seen.failing],
+            "backlog": seen and _backlog(seen),
+            "failing_endpoints": seen
+            and [
+                {
+                    "subscription_id": endpoint.subscription_id,
+                    "failing_since": endpoint.failing_since,
+                    "consecutive_failures": endpoint.consecutive_failures,
+                    "last_error_code": endpoint.last_error_code,
+                }
+                for endpoint in seen.failing
+            ],
             "configuration": {
                 "last_read_at": self.reloads.last_at,
                 "last_reload_successful": self.reloads.successful,
                 "last_reload_error": self.reloads.error,
                 "restart_needed": self.reloads.restart_needed,
             },
-            "retry": msgspec.structs.asdict(self._settings().retry),
+            "retry": {
+                "max_attempts": settings.retry.max_attempts,
+                "base_delay_seconds": settings.retry.base_delay_seconds,
+                "max_delay_seconds": settings.retry.max_delay_seconds,
+                "jitter": settings.retry.jitter,
+            },
         }
+
+
+def _backlog(seen: Seen) -> health_responses.Backlog:
+    return {
+        "seen_at": seen.seen_at,
+        "counted_up_to": COUNTED_UP_TO,
+        "stages": [
+            {"stage": stage.stage, "waiting": stage.waiting, "oldest_at": stage.oldest_at}
+            for stage in seen.stages
+        ],
+    }

@@ -48,9 +48,38 @@ async def test_ids_and_parameters_that_are_none(api: Client) -> None:
         "dead-letters?error_code=%00",
         "dead-letters?failed_after=infinity",
         "dead-letters?failed_after=2026-01-01",
+        "dead-letters?failed_before=0.5",
+        "dead-letters?failed_before=1767225600",
         "subscriptions?active=maybe",
     ):
         assert (await api.get(f"/v1/{query}")).told == (422, "invalid_parameter"), query
+
+
+async def test_parameters_where_there_are_none(api: Client) -> None:
+    """422: what is asked in vain is not done in silence. A probe may have its own."""
+    for route in ("POST /v1/events?idempotency_key=k", "GET /v1/events/1?limit=1", "POST /v1/events/batch?a"):
+        method, path = route.split(" ")
+        assert (await api.ask(method, path)).told == (422, "invalid_parameter"), route
+    assert (await api.get("/healthz?probe=1")).status == 200
+
+
+async def test_every_answer_says_what_it_is(api: Client) -> None:
+    """JSON also to who would have HTML, not to be taken for anything else; and nothing of what runs here."""
+    for path in (
+        "/v1/events",
+        "/v1/events/1",
+        "/status",
+        "/metrics",
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/nothing",
+    ):
+        answer = await api.ask("GET", path, headers={"Accept": "text/html"})
+        assert answer.headers["Server"] == "webhookd", path
+        assert answer.headers["X-Content-Type-Options"] == "nosniff", path
+    listed = await api.ask("GET", "/v1/events", headers={"Accept": "text/html"})
+    assert (listed.status, listed.headers["Content-Type"]) == (200, "application/json")
 
 
 async def test_unknown_routes_and_methods(api: Client) -> None:

@@ -1,0 +1,168 @@
+"""The OpenAPI document says what the running daemon does: every route, every answer, every refusal.
+
+What schemathesis makes up can reach nothing but this machine: the daemon runs with tests/support/site, which
+knows no names, and refuses a dial beyond loopback before it is made.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jsonschema_rs
+
+from tests.flow.conftest import MakeDaemon
+from tests.support import loopback_urls
+from tests.support.api import Client, tokens
+from tests.support.endpoint import Endpoint
+from tests.support.flow import POLICY, Flow
+from tests.support.names import Names
+
+SCOPES = ("ingest", "subscriptions", "operate", "read")
+ROOT = Path(__file__).resolve().parents[3]
+SEED = "20260301"
+# A right id need not be there, nor every right URL be acceptable; and nothing is ever deleted.
+EXCLUDED = "positive_data_acceptance,use_after_free,ensure_resource_availability,object_level_authorization"
+EXAMPLES_PER_ROUTE = "8"
+RUN_TIMEOUT_SECONDS = 120
+
+# DESIGN §5, with the scope of each.
+ROUTES = {
+    "POST /v1/events": "ingest",
+    "POST /v1/events/batch": "ingest",
+    "GET /v1/events": "read",
+    "GET /v1/events/{id}": "read",
+    "POST /v1/subscriptions": "subscriptions",
+    "GET /v1/subscriptions": "read",
+    "GET /v1/subscriptions/{id}": "read",
+    "PATCH /v1/subscriptions/{id}": "subscriptions",
+    "POST /v1/subscriptions/{id}/verify": "subscriptions",
+    "POST /v1/subscriptions/{id}/rotate-secret": "subscriptions",
+    "GET /v1/deliveries": "read",
+    "GET /v1/deliveries/{id}": "read",
+    "GET /v1/dead-letters": "read",
+    "GET /v1/dead-letters/{id}": "read",
+    "POST /v1/dead-letters/{id}/requeue": "operate",
+    "POST /v1/dead-letters/requeue": "operate",
+    "GET /healthz": None,
+    "GET /readyz": None,
+    "GET /status": "read",
+    "GET /metrics": "read",
+    "GET /openapi.json": None,
+    "GET /docs": None,
+    "GET /": "read",
+}
+
+
+async def document_of(api: Client) -> dict[str, Any]:
+    """The document, which must be there for everybody."""
+    answer = await api.get("/openapi.json")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
+    document: dict[str, Any] = answer.body
+    return document
+
+
+async def test_every_route_is_documented_with_its_scope(api: Client) -> None:
+    """The document has the contract's routes and no others, and the daemon the document's and no others."""
+    document = await document_of(api)
+    assert document["openapi"] == "3.1.0"
+    documented = {
+        f"{method.upper()} {path}": operation
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert documented.keys() == ROUTES.keys()
+    for route, scope in ROUTES.items():
+        security = [{"token": [scope]}, {}] if scope else []
+        assert documented[route]["security"] == security, route
+    for path, operations in document["paths"].items():
+        refused = await api.ask("DELETE", path.replace("{id}", "1"))
+        assert refused.told == (405, "method_not_allowed"), path
+        assert {method.upper() for method in operations} == set(refused.headers["Allow"].split(", ")), path
+
+
+async def test_the_examples_fit_their_schemas(api: Client) -> None:
+    """What is shown as an example could be sent, or answered."""
+    document = await document_of(api)
+    shown = 0
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            answers = [*operation["responses"].values(), operation.get("requestBody", {})]
+            for content in (part for answer in answers for part in answer.get("content", {}).values()):
+                if "example" in content:
+                    schema = content["schema"] | {"components": document["components"]}
+                    jsonschema_rs.validate(schema, content["example"], validate_formats=True)
+                    shown += 1
+    assert shown >= len(ROUTES)
+
+
+async def test_the_daemon_does_what_the_document_says(
+    flow: Flow,
+    endpoint: Endpoint,
+    names: Names,
+    make_daemon: MakeDaemon,
+    session: aiohttp.ClientSession,
+    tmp_path: Path,
+) -> None:
+    """Whatever schemathesis asks, right or wrong: no 5xx, and each answer as documented, field by field."""
+    subscription_id = await flow.subscribe(callback_url=endpoint.url("/hook"))
+    await flow.publish()
+    await flow.route()
+    await flow.attempt(503, POLICY._replace(max_attempts=1))
+    assert subscription_id == 1  # as the other ids: what is asked for first is there
+    endpoint.echo_challenge()
+    daemon = make_daemon(
+        names.environment, services={"enabled": ["api"]}, api={"tokens": tokens({"all": SCOPES})}
+    )
+    daemon.token = "all"
+    api = Client(session, await daemon.start())
+    await daemon.until(lambda: daemon.get_json("/status")["backlog"], "seen")
+    closed = closed_to_other_fields(await document_of(api))
+    (tmp_path / "openapi.json").write_text(json.dumps(closed))
+    exit_code, said = await schemathesis_run(tmp_path, daemon.port)
+    assert exit_code == 0, said
+    assert not daemon.faults()
+    assert {host for host, _ in names.dials if not ip_address(host).is_loopback} == set()
+    assert names.dials, "no subscription was verified"
+
+
+def closed_to_other_fields(document: dict[str, Any]) -> dict[str, Any]:
+    """The document as strict as the daemon is today: a field that it does not know is an error."""
+    for schema in document["components"]["schemas"].values():
+        if schema.get("type") == "object":
+            schema["additionalProperties"] = False
+    return document
+
+
+async def schemathesis_run(folder: Path, port: int) -> tuple[int, str]:
+    """Its exit code, and what it said."""
+    command: list[str | Path] = [
+        Path(sys.executable).with_name("schemathesis"),
+        *("run", folder / "openapi.json", "--url", f"http://127.0.0.1:{port}"),
+        *("--seed", SEED, "--max-examples", EXAMPLES_PER_ROUTE, "--phases", "examples,coverage,fuzzing"),
+        *("--header", "Authorization: Bearer all", "--continue-on-failure", "--no-color"),
+        *("--checks", "all", "--exclude-checks", EXCLUDED),
+        *("--generation-database", "none", "--suppress-health-check", "all", "--warnings", "off"),
+    ]
+    environment = {
+        "SCHEMATHESIS_HOOKS": loopback_urls.__name__,
+        "PYTHONPATH": str(ROOT),
+        "NO_PROXY": "127.0.0.1",
+    }
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env=os.environ | environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_SECONDS)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    return process.returncode or 0, said.decode()

@@ -1,0 +1,110 @@
+"""The pages: what they show, that nothing in them is markup but theirs, and that they load nothing."""
+
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any, cast
+
+from webhookd.api import health_responses
+from webhookd.api.pages import status as status_page
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+HOSTILE = """<script>alert("1")</script>'&<img src=x onerror=y>"""
+
+
+class Seen(HTMLParser):
+    """The elements and the text that a browser would see."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note it."""
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        """Note it."""
+        self.text += data
+
+    @property
+    def tags(self) -> set[str]:
+        return {tag for tag, _ in self.elements}
+
+
+def status(text: str = "harmless", **changed: Any) -> health_responses.Status:
+    """A status in which every text is this one."""
+    found: dict[str, Any] = {
+        "version": text,
+        "worker_id": text,
+        "started_at": NOW - timedelta(days=3, hours=4, seconds=5),
+        "ready": False,
+        "unready_because": [text],
+        "draining": False,
+        "database": {"available": True},
+        "in_flight": {"requests": 12, "concurrency": 200},
+        "services": [{"name": text, "state": "failing", "restarts": 7, "last_error": text}],
+        "backlog": {
+            "seen_at": NOW,
+            "counted_up_to": 10_000,
+            "stages": [
+                {"stage": text, "waiting": 10_000, "oldest_at": NOW - timedelta(seconds=845)},
+                {"stage": text, "waiting": 0, "oldest_at": None},
+            ],
+        },
+        "failing_endpoints": [
+            {
+                "subscription_id": 42,
+                "failing_since": NOW - timedelta(minutes=90),
+                "consecutive_failures": 1722,
+                "last_error_code": text,
+            }
+        ],
+        "configuration": {
+            "last_read_at": NOW - timedelta(seconds=59),
+            "last_reload_successful": False,
+            "last_reload_error": text,
+            "restart_needed": [text],
+        },
+        "retry": {"max_attempts": 5, "base_delay_seconds": 1, "max_delay_seconds": 1, "jitter": 0},
+    }
+    return cast("health_responses.Status", found | changed)
+
+
+def test_what_an_operator_asks_first_is_there() -> None:
+    """Each part of the status, in words and numbers for a person."""
+    seen = Seen(status_page.render(status("routing"), NOW))
+    for shown in (
+        "Not ready",
+        "3 d 4 h",
+        "12 of 200",
+        "failing",
+        "10,000 or more",
+        "14 min 5 s",
+        "2026-03-01 10:30:00 UTC (1 h 30 min)",
+        "1,722",
+        "refused",
+        "59 s ago",
+    ):
+        assert shown in seen.text, shown
+    hrefs = {attributes.get("href") for _, attributes in seen.elements}
+    assert {"/docs", "/status", "/metrics", "/v1/subscriptions/42"} <= hrefs
+
+
+def test_a_healthy_and_a_blind_instance() -> None:
+    """Ready without anything wrong; and, without a database, that nothing is known instead of old numbers."""
+    ready = Seen(status_page.render(status(ready=True, failing_endpoints=[]), NOW)).text
+    assert "Not ready" not in ready
+    assert "None." in ready
+    away = status(backlog=None, failing_endpoints=None, database={"available": False})
+    assert Seen(status_page.render(away, NOW)).text.count("Not known") == 2
+
+
+def test_hostile_text_stays_text() -> None:
+    """Whatever an endpoint, a file or an error says is shown as it is, and is never markup."""
+    harmless = Seen(status_page.render(status(), NOW))
+    hostile = Seen(status_page.render(status(HOSTILE), NOW))
+    assert hostile.elements == harmless.elements
+    assert hostile.text.replace(HOSTILE, "harmless") == harmless.text
+    assert hostile.text.count(HOSTILE) >= 9

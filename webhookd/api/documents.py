@@ -1,0 +1,53 @@
+"""/openapi.json, the document of all routes; and /docs, to read it. Made once, at the start.
+
+Open to all, as health is: it tells nothing of an instance but its version, which every delivery tells too;
+and what makes clients of it has no token yet.
+"""
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from webhookd.api import openapi, responses
+from webhookd.api.answers import HEADERS, encoded
+from webhookd.api.pages import docs
+from webhookd.api.pages.layout import page_response
+from webhookd.api.routes import HTML, JSON, Route
+
+
+class Documents:
+    """What the API says of itself."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        document = openapi.document([*routes, *self.routes()])
+        self._document = encoded(document)
+        self._page = docs.render(document)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(
+                "GET",
+                "/openapi.json",
+                None,
+                self._openapi,
+                "This document",
+                responses.Document,
+                asks_database=False,
+            ),
+            Route(
+                "GET",
+                "/docs",
+                None,
+                self._docs,
+                "The page that you may be reading",
+                responses.Html,
+                media_type=HTML,
+                asks_database=False,
+            ),
+        ]
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._document, content_type=JSON, headers=HEADERS)
+
+    async def _docs(self, _: web.Request) -> web.Response:
+        return page_response(self._page)

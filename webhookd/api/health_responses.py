@@ -1,0 +1,107 @@
+"""What is answered about this instance itself: as responses.py, for /healthz, /readyz and /status."""
+
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from webhookd.api.fields import Attempts, Count, Delay, ErrorCode, Id, Time
+
+
+class Alive(TypedDict):
+    """The process answers."""
+
+    alive: bool
+
+
+class Readiness(TypedDict):
+    """Whether work sent here is done now."""
+
+    ready: bool
+    because: NotRequired[Annotated[list[str], Meta(examples=[[]], description="why it is not ready")]]
+
+
+class DatabaseStatus(TypedDict):
+    """Whether the database answers."""
+
+    available: bool
+
+
+class ServiceStatus(TypedDict):
+    """One of the loops that this instance runs."""
+
+    name: Annotated[str, Meta(examples=["delivery"])]
+    state: Literal["running", "failing", "ended"]
+    restarts: Annotated[int, Meta(ge=0, examples=[0])]
+    last_error: Annotated[str | None, Meta(examples=[None])]
+
+
+class StageBacklog(TypedDict):
+    """What waits for one stage."""
+
+    stage: Annotated[str, Meta(examples=["routing"])]
+    waiting: Count
+    oldest_at: Time | None
+
+
+class Backlog(TypedDict):
+    """What waits, as the last look saw it."""
+
+    seen_at: Time
+    counted_up_to: Annotated[int, Meta(examples=[10_000], description="nothing is counted further than this")]
+    stages: list[StageBacklog]
+
+
+class FailingEndpoint(TypedDict):
+    """An endpoint that is probed, one request at a time."""
+
+    subscription_id: Id
+    failing_since: Time
+    consecutive_failures: Count
+    last_error_code: ErrorCode | None
+
+
+class ConfigurationStatus(TypedDict):
+    """How the configuration was last read."""
+
+    last_read_at: Time
+    last_reload_successful: bool
+    last_reload_error: Annotated[str | None, Meta(examples=[None])]
+    restart_needed: Annotated[
+        list[str], Meta(examples=[[]], description="keys that changed, and wait for the next start")
+    ]
+
+
+class RetryStatus(TypedDict):
+    """What holds for a subscription without a policy of its own."""
+
+    max_attempts: Attempts
+    base_delay_seconds: Delay
+    max_delay_seconds: Delay
+    jitter: Annotated[float, Meta(ge=0, le=1, examples=[0.0])]
+
+
+class InFlight(TypedDict):
+    """Requests to endpoints under way in this instance."""
+
+    requests: Annotated[int, Meta(ge=0, examples=[12])]
+    concurrency: Annotated[int, Meta(ge=1, examples=[200])]
+
+
+class Status(TypedDict):
+    """What an operator asks first."""
+
+    version: Annotated[str, Meta(examples=["1.0.0"])]
+    worker_id: Annotated[str, Meta(examples=["host:4711:9f8e7d6c"])]
+    started_at: Time
+    ready: bool
+    unready_because: Annotated[list[str], Meta(examples=[[]])]
+    draining: Annotated[bool, Meta(examples=[False])]
+    database: DatabaseStatus
+    in_flight: InFlight
+    services: list[ServiceStatus]
+    backlog: Annotated[Backlog | None, Meta(description="null: the database does not answer")]
+    failing_endpoints: Annotated[
+        list[FailingEndpoint] | None, Meta(description="those that fail for the longest")
+    ]
+    configuration: ConfigurationStatus
+    retry: RetryStatus
