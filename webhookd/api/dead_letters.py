@@ -105,25 +105,27 @@ class DeadLetters:
         asked = await read_json(request, requests.RequeueMany, self._settings().api.max_payload_bytes)
         # Not those that come while this runs: one that fails again at once would be requeued for ever.
         now = await self._database.ask(reads.database_time)
+        failed_before = min(asked.filter.failed_before or now, now)
         which = Filter(
-            asked.filter.subscription_id,
-            asked.filter.error_code,
-            asked.filter.failed_after,
-            min(asked.filter.failed_before or now, now),
+            asked.filter.subscription_id, asked.filter.error_code, asked.filter.failed_after, failed_before
         )
-        matched = requeued = after_id = 0
-        while True:
+        matched = requeued = 0
+        after_id, done = asked.after_id, False
+        while not done and (asked.limit is None or matched < asked.limit):
+            size = REQUEUE_BATCH if asked.limit is None else min(REQUEUE_BATCH, asked.limit - matched)
             batch = await self._database.ask(
-                lambda connection, after_id=after_id: dead_letters.requeue_many(  # type: ignore[misc]
-                    connection, which, after_id, REQUEUE_BATCH, dry_run=asked.dry_run
+                lambda connection, after_id=after_id, size=size: dead_letters.requeue_many(  # type: ignore[misc]
+                    connection, which, after_id, size, dry_run=asked.dry_run
                 )
             )
             if batch.subscription_ids:
                 self._wake.sagas_of(batch.subscription_ids)
             matched += batch.matched
             requeued += batch.requeued
-            after_id = batch.last_id
-            if batch.matched < REQUEUE_BATCH:
-                return answer(
-                    responses.RequeuedMany(matched=matched, requeued=requeued, skipped=matched - requeued)
-                )
+            after_id, done = batch.last_id, batch.matched < size
+        counts = responses.RequeuedMany(matched=matched, requeued=requeued, skipped=matched - requeued)
+        if asked.limit is not None:
+            # To go on with: after which one, and up to which time.
+            counts["last_id"] = None if done else after_id
+            counts["failed_before"] = failed_before
+        return answer(counts)

@@ -29,6 +29,7 @@ Value = TypeVar("Value")
 MAX_BATCH = 1000
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
+MAX_REQUEUE = 10_000
 
 
 class NewEvent(msgspec.Struct, forbid_unknown_fields=True):
@@ -136,10 +137,12 @@ class RequeueFilter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RequeueMany(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /v1/dead-letters/requeue."""
+    """POST /v1/dead-letters/requeue: all that match, or with a limit the first so many after an id."""
 
     filter: RequeueFilter = msgspec.field(default_factory=RequeueFilter)
     dry_run: bool = True
+    limit: Annotated[int, Meta(ge=1, le=MAX_REQUEUE)] | None = None
+    after_id: Annotated[int, Meta(ge=0, le=MAX_ID)] = 0
 
 
 def given(value: Value | UnsetType) -> Value | None:

@@ -280,3 +280,9 @@ class RequeuedMany(TypedDict):
     matched: Count
     requeued: Count
     skipped: Annotated[int, Meta(ge=0, examples=[0], description="requeued before, or held")]
+    last_id: NotRequired[
+        Annotated[Id | None, Meta(description="with a limit: the after_id to go on with; null at the end")]
+    ]
+    failed_before: NotRequired[
+        Annotated[Time, Meta(description="with a limit: to go on with, so that what fails again is left out")]
+    ]

@@ -1,6 +1,7 @@
 """`webhookd`: the commands, and what becomes of an error: one line on stderr, never a traceback.
 
-Exit codes: 0 done, 1 refused or failed, 2 usage, 69 service or database unavailable, 78 bad configuration.
+Exit codes: 0 done, 1 refused or failed, 2 usage, 69 service or database unavailable, 78 bad
+configuration, 130 Ctrl-C.
 """
 
 import importlib
@@ -15,7 +16,17 @@ from webhookd.model.errors import Refused, WebhookdError
 INTERRUPTED = 130
 
 # In the order of --help. Each is the `command` of the module that has its name.
-COMMANDS = ("serve", "migrate")
+COMMANDS = (
+    "serve",
+    "migrate",
+    "status",
+    "publish",
+    "subscriptions",
+    "deliveries",
+    "dead-letters",
+    "token",
+    "completion",
+)
 
 
 class Commands(click.Group):
@@ -45,16 +56,17 @@ def commands(context: click.Context, config_path: Path | None) -> None:
 def main() -> None:
     """Run the command line."""
     try:
-        commands(standalone_mode=False)
+        commands(standalone_mode=False, prog_name="webhookd")
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = f" (see `{context.command_path} --help`)" if context else ""
-        click.echo(f"webhookd: {error.format_message()}{hint}", err=True)
+        message = " ".join(error.format_message().split())  # click lists choices a line each
+        click.echo(f"webhookd: {message}{hint}", err=True)
         sys.exit(error.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except WebhookdError as error:
         hint = f" ({error.hint})" if isinstance(error, Refused) and error.hint else ""

@@ -7,11 +7,14 @@ WebhookdError
 ├── DatabaseFault               PostgreSQL said what it never should                      exit 1
 ├── CannotListen                an address to listen on cannot be had                     exit 1
 ├── SchemaProblem               the database's schema does not fit this webhookd          exit 1
+├── ServiceUnavailable          a command got no answer, or 503, from a daemon            exit 69
+├── RequestRefused              a daemon said no to a command, and why                    exit 1
 └── Refused                     a gated function said no, and changed nothing             exit 1
 """
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 
 class WebhookdError(Exception):
@@ -46,6 +49,22 @@ class CannotListen(WebhookdError):
 
 class SchemaProblem(WebhookdError):
     """The schema is missing, older, newer, changed by hand, or cannot be migrated by this login."""
+
+
+class ServiceUnavailable(WebhookdError):
+    """No daemon where a command looked for one, or one that cannot answer now: it may later."""
+
+    exit_code = 69
+
+
+class RequestRefused(WebhookdError):
+    """A daemon's `application/problem+json`, in its own words; `members` has what else it told."""
+
+    def __init__(self, message: str, status: int, code: str, members: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.status: Final = status
+        self.code: Final = code
+        self.members: Final = members
 
 
 class Refusal(Enum):

@@ -80,12 +80,24 @@ async def test_dead_letters_are_listed_and_requeued_by_filter(
     some = {"filter": {"failed_before": failed_at[1]}, "dry_run": False}
     assert (await api.post(requeue, some)).body == {"matched": 1, "requeued": 1, "skipped": 0}
     await until(flow.daemon, "select count(*) = 4 from webhookd.dead_letters")
+    first = (await api.post(requeue, {"limit": 3})).body
+    assert {name: first[name] for name in counts} == {"matched": 3, "requeued": 2, "skipped": 1}
+    rest = {"limit": 3, "after_id": first["last_id"], "filter": {"failed_before": first["failed_before"]}}
+    assert (await api.post(requeue, rest)).body == {
+        "matched": 1,
+        "requeued": 1,
+        "skipped": 0,
+        "last_id": None,
+        "failed_before": first["failed_before"],
+    }
     many = await api.post(requeue, {"filter": {"subscription_id": made["id"]}, "dry_run": False})
     assert many.body == {"matched": 4, "requeued": 3, "skipped": 1}
     await until(flow.daemon, "select count(*) = 7 from webhookd.dead_letters")
     for body, code in (
         ({"filter": {"status": "x"}}, "unknown_field"),
         ({"dry_run": "no"}, "invalid_request"),
+        ({"limit": 0}, "invalid_request"),
+        ({"limit": 1, "after_id": -1}, "invalid_request"),
         ({"filter": {"failed_after": "2026-02-30T00:00:00Z"}}, "invalid_request"),
         ({"filter": {"failed_after": "2026-01-01T00:00:00"}}, "invalid_request"),
         ({"filter": {"failed_before": "infinity"}}, "invalid_request"),

@@ -1,0 +1,85 @@
+"""`webhookd dead-letters`: shown, and requeued by id or by filter; a filter alone only counts."""
+
+import signal
+
+from tests.support.api import Client
+from tests.support.endpoint import Endpoint
+from tests.support.flow import Flow
+from tests.support.shell import Shell
+from tests.support.waiting import until
+
+BURIED = "select count(*) = $1 from webhookd.dead_letters"
+REQUEUED = "select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null"
+# A new saga's foreign key waits for it.
+HOLD_SECOND_PIECE = """
+    select from webhookd.dead_letters
+    where id = (select id from webhookd.dead_letters order by failed_at, id offset 1050 limit 1) for update
+"""
+BLOCKED = """
+    select exists (select from pg_stat_activity
+        where wait_event_type = 'Lock' and query like '%requeue_dead_letters%')
+"""
+
+
+async def buried(api: Client, flow: Flow, endpoint: Endpoint, count: int) -> None:
+    """So many dead letters."""
+    await api.subscribe(endpoint, max_attempts=1)
+    endpoint.answer(500)
+    events = [{"event_type": "order.created", "payload": n} for n in range(count)]
+    for start in range(0, count, 1000):
+        assert (await api.post("/v1/events/batch", {"events": events[start : start + 1000]})).status == 202
+    await until(flow.daemon, BURIED, count)
+
+
+async def test_requeue_by_id(api: Client, cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """Each once: again it says as what; one that is not there is refused, exit 1, and the others are done."""
+    await buried(api, flow, endpoint, 3)
+    shown = (await cli.done("dead-letters", "show", "1")).out
+    assert "HTTP_500" in shown
+    assert "not yet" in shown
+    endpoint.answer(200)
+    ran = await cli.run("dead-letters", "requeue", "1", "99", "2")
+    assert ran.exit_code == 1
+    assert [line.rpartition(" ")[0] for line in ran.out.splitlines()] == [
+        "dead letter 1: requeued as delivery",
+        "dead letter 99: refused: no dead letter 99",
+        "dead letter 2: requeued as delivery",
+    ]
+    again = await cli.done("dead-letters", "requeue", "2", "3", "--json")
+    assert [row.get("code") for row in again.documents] == ["already_requeued", None]
+    listed = (await cli.done("dead-letters", "list", "--json")).documents
+    assert [row["id"] for row in listed] == [3, 2, 1]
+    assert all(row["requeued_saga_id"] for row in listed)
+    assert (await cli.done("dead-letters", "list", "--failed-after", "0s")).out == ""
+
+
+async def test_requeue_by_filter(api: Client, cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """Only counted, exit 1, with the command that does it; interrupted, exit 130; then done, in pieces."""
+    await buried(api, flow, endpoint, 1100)
+    dry = await cli.run("dead-letters", "requeue", "--error-code", "HTTP_500", "--failed-after", "2h")
+    assert (dry.exit_code, dry.out) == (1, "1100 match, 1100 would be requeued, 0 skipped\n")
+    command = dry.err.strip().partition("To do it: webhookd ")[2].split()
+    assert command[-1] == "--yes"
+    assert await flow.daemon.fetchval(REQUEUED) == 0
+    none = await cli.done("dead-letters", "requeue", "--error-code", "x'; --", "--yes", "--json")
+    assert none.documents == [{"matched": 0, "requeued": 0, "skipped": 0, "dry_run": True}]
+
+    endpoint.answer(200)
+    async with flow.superuser.transaction():
+        await flow.superuser.execute(HOLD_SECOND_PIECE)
+        with cli.start(*command) as interrupted:
+            await until(flow.daemon, BLOCKED)
+            interrupted.send_signal(signal.SIGINT)
+            out, err = interrupted.communicate()
+        await until(flow.daemon, f"select not ({BLOCKED})")
+    assert (interrupted.returncode, err.strip()) == (130, b"")
+    assert out == b"1000 match, 1000 requeued, 0 skipped\n"
+    assert await flow.daemon.fetchval(REQUEUED) == 1000
+
+    with cli.on_terminal(*command) as terminal:
+        assert await terminal.ended() == 0
+    assert "requeue" in terminal.written
+    assert "1100/1100" in terminal.written
+    assert await flow.daemon.fetchval(REQUEUED) == 1100
+    done = await cli.done("dead-letters", "requeue", "--all")
+    assert "1100 match, 0 would be requeued, 1100 skipped" in done.out

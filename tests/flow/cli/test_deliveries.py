@@ -1,0 +1,69 @@
+"""`webhookd deliveries`: listed page by page, and asked why, of endpoints that would steer a terminal."""
+
+from tests.support.api import Client
+from tests.support.endpoint import Endpoint
+from tests.support.flow import Flow
+from tests.support.shell import Shell
+from tests.support.waiting import until
+
+ENDED = """
+    select count(*) = $1 from webhookd.webhook_delivery_sagas where status in ('Completed', 'DeadLettered')
+"""
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\x00 é".encode()
+
+
+async def test_a_delivery_tells_why(api: Client, cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """Each attempt with what was answered, escaped; and an event tells of every subscription of its type."""
+    await api.subscribe(endpoint, max_attempts=2)
+    await flow.subscribe(verified=False)
+    endpoint.answer(500, HOSTILE)
+    event_id = (await api.event(payload={"n": 1})).body["id"]
+    await until(flow.daemon, ENDED, 1)
+
+    with cli.on_terminal("deliveries", "show", "1") as terminal:
+        assert await terminal.ended() == 0
+    assert "DeadLettered" in terminal.written
+    assert terminal.written.count(r"\x1b]0;owned\x07\x1b[2J") == 2
+    assert r"\u202eevil\x00 é" in terminal.written
+    for character in ("\x1b]", "\x1b[2J", "\x07", "\u202e", "\x00", "\x9b"):
+        assert character not in terminal.written
+
+    plain = await cli.done("deliveries", "show", "1")
+    assert [row[4] for row in plain.rows if row[:1] in (["1"], ["2"])] == ["HTTP_500"] * 2
+    [document] = (await cli.done("deliveries", "show", "1", "--json")).documents
+    assert [attempt["error_code"] for attempt in document["attempts"]] == ["HTTP_500", "HTTP_500"]
+
+    shown = (await cli.done("deliveries", "show", "--event", f"evt_{event_id}")).out
+    assert "subscription 1  DeadLettered" in shown
+    assert "subscription 2  not_routed" in shown
+    assert "unverified" in shown.lower()
+    assert '{"n": 1}' in shown
+
+
+async def test_deliveries_are_listed_as_far_as_asked(
+    api: Client, cli: Shell, endpoint: Endpoint, flow: Flow
+) -> None:
+    """By filter, to the limit or all of several pages; a reader that leaves early ends it quietly."""
+    await api.subscribe(endpoint)
+    endpoint.answer(200)
+    events = [{"event_type": "order.created", "payload": n} for n in range(600)]
+    assert (await api.post("/v1/events/batch", {"events": events})).status == 202
+    await until(flow.daemon, ENDED, 600)
+    everything = (await cli.done("deliveries", "list", "--all")).rows
+    assert everything[0][:2] == ["id", "event"]
+    assert [row[0] for row in everything[1:]] == [str(number) for number in range(600, 0, -1)]
+    assert {row[3] for row in everything[1:]} == {"Completed"}
+    assert len((await cli.done("deliveries", "list")).rows) == 51
+    some = await cli.done("deliveries", "list", "--limit", "501", "--status", "Completed", "--json")
+    assert [row["id"] for row in some.documents] == list(range(600, 99, -1))
+    assert (await cli.done("deliveries", "list", "--subscription", "2", "--json")).out == ""
+    [row] = (await cli.done("deliveries", "list", "--event", "7", "--json")).documents
+    assert row["event_id"] == 7
+
+    with cli.start("deliveries", "list", "--all", "--json") as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        reading.stdout.readline()
+        reading.stdout.close()
+        assert reading.stderr.read() == b""
+    assert reading.returncode == 1

@@ -1,0 +1,84 @@
+"""What every command does alike: help with an example, usage errors, ids as data, completion."""
+
+import click
+import pytest
+
+from tests.support.shell import Shell
+from webhookd.cli.main import commands
+
+ASKING = ("status", "publish", "subscriptions", "deliveries", "dead-letters", "token", "completion")
+
+
+def every_command() -> list[list[str]]:
+    """The words of each command that asks a daemon, or has to do with it."""
+    context = click.Context(commands)
+    found = []
+    for name in ASKING:
+        command = commands.get_command(context, name)
+        if isinstance(command, click.Group):
+            found += [[name, inner] for inner in command.list_commands(context)]
+        else:
+            found.append([name])
+    return found
+
+
+def test_every_command_has_an_example() -> None:
+    """Which begins with itself."""
+    for words in every_command():
+        command: click.Command | None = commands
+        for word in words:
+            assert isinstance(command, click.Group)
+            command = command.get_command(click.Context(command), word)
+        assert command is not None
+        assert f"webhookd {' '.join(words)}" in (command.epilog or ""), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["statuss"],
+        ["status", "--wat"],
+        ["subscriptions", "delete"],
+        ["deliveries", "show"],
+        ["deliveries", "show", "1", "--event", "1"],
+        ["deliveries", "show", "-1"],
+        ["deliveries", "show", "--", "-1"],
+        ["deliveries", "show", "1; select 1"],
+        ["deliveries", "show", "../../status"],
+        ["deliveries", "show", "9" * 30],
+        ["deliveries", "show", "²"],
+        ["deliveries", "list", "--status", "Lost"],
+        ["deliveries", "list", "--limit", "0"],
+        ["dead-letters", "requeue"],
+        ["dead-letters", "requeue", "1", "--all"],
+        ["dead-letters", "requeue", "--all", "--error-code", "TIMEOUT"],
+        ["dead-letters", "list", "--failed-after", "yesterday"],
+        ["dead-letters", "list", "--failed-after", "2026-01-01T00:00:00"],
+        ["publish", "a", "1", "--batch", "-"],
+        ["completion", "tcsh"],
+    ],
+    ids=" ".join,
+)
+async def test_a_mistake_is_one_line(lonely: Shell, words: list[str]) -> None:
+    """Exit 2, and nobody is asked."""
+    ran = await lonely.run(*words)
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert "--help`" in ran.error
+
+
+async def test_shells_complete_commands_options_and_values(lonely: Shell) -> None:
+    """The script of each shell is printed; what it then asks is answered."""
+    for shell in ("bash", "zsh", "fish"):
+        assert "_WEBHOOKD_COMPLETE" in (await lonely.done("completion", shell)).out
+    for typed, words in (
+        (["de"], {"deliveries", "dead-letters"}),
+        (["token", "x", "--scope", "i"], {"ingest"}),
+        (["deliveries", "list", "--status", "P"], {"Pending", "PendingRetry"}),
+    ):
+        asking = lonely.having(
+            _WEBHOOKD_COMPLETE="bash_complete",
+            COMP_WORDS=" ".join(["webhookd", *typed]),
+            COMP_CWORD=str(len(typed)),
+        )
+        answered = {line.partition(",")[2] for line in (await asking.done()).out.splitlines()}
+        assert words <= answered, typed

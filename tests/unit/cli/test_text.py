@@ -1,0 +1,63 @@
+"""Text for a person: escapes, ages and times."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from webhookd.cli.text import absolute, duration, escaped, excerpt, parsed_time, relative
+
+NOW = datetime(2026, 1, 31, 8, 0, 0, tzinfo=UTC)
+
+
+@given(st.text())
+def test_escaped_text_cannot_steer_a_terminal(text: str) -> None:
+    """Whatever the text: every character that is left is printable, and can be encoded."""
+    shown = escaped(text)
+    assert all(character.isprintable() or character.isspace() for character in shown)
+    assert not any(character in shown for character in "\n\r\t\x0b\x0c\x85\u2028\u2029")
+    shown.encode()
+
+
+def test_escapes_are_those_of_python() -> None:
+    """What is harmless stays; the rest can be read."""
+    assert escaped("é 漢 ok") == "é 漢 ok"
+    assert escaped("a\n\x1b[31m\x9b\u202e\ud800\U000e0001") == r"a\n\x1b[31m\x9b\u202e\ud800\U000e0001"
+    assert escaped(7) == "7"
+    assert (excerpt("a\nb", 2), excerpt("ab", 2)) == (r"a\n…", "ab")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.04, "0s"),
+        (0.44, "0.4s"),
+        (9.96, "10s"),
+        (59, "59s"),
+        (61, "1m 1s"),
+        (3600, "1h"),
+        (86_400 + 300, "1d"),
+        (90_000, "1d 1h"),
+    ],
+)
+def test_durations_have_two_units(seconds: float, shown: str) -> None:
+    """The largest, and the next to it if there is any of it."""
+    assert duration(seconds) == shown
+
+
+def test_times_are_relative_and_absolute() -> None:
+    """Past, future and now; and in UTC, to the second."""
+    assert relative(NOW - timedelta(minutes=3), NOW) == "3m ago"
+    assert relative(NOW + timedelta(seconds=40), NOW) == "in 40s"
+    assert relative(NOW + timedelta(seconds=0.3), NOW) == "now"
+    assert absolute(NOW.astimezone()) == "2026-01-31T08:00:00Z"
+
+
+def test_a_time_may_be_an_age() -> None:
+    """Both become the same; what has no zone, or is none, is refused."""
+    assert parsed_time("2h", NOW) == parsed_time("2026-01-31T08:00:00+02:00", NOW)
+    assert parsed_time("7d", NOW) == NOW - timedelta(days=7)
+    for text in ("", "2", "h", "2w", "-2h", "2026-01-31T08:00:00", "2h\n", "\u0662h"):
+        with pytest.raises(ValueError, match=r"."):
+            parsed_time(text, NOW)

@@ -1,0 +1,67 @@
+"""Options that several commands share, and the words that they take."""
+
+import functools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from webhookd.cli.text import escaped, parsed_time
+
+DEFAULT_LIMIT = 50
+MAX_ID = 2**63 - 1
+MAX_ID_DIGITS = len(str(MAX_ID))
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line.")
+
+
+def row_id(text: str) -> int:
+    """The id of a row."""
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS and 1 <= int(text) <= MAX_ID):
+        raise click.BadParameter(f"{escaped(text)} is no id")
+    return int(text)
+
+
+def event_id(text: str) -> int:
+    """An event's id, also as receivers see it: evt_12."""
+    return row_id(text.removeprefix("evt_"))
+
+
+def time_or_age(text: str) -> str:
+    """A time, or how long ago it was, as RFC 3339."""
+    try:
+        return parsed_time(text, datetime.now(UTC)).isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(
+            f"{escaped(text)} is no time such as 2026-01-31T08:00:00Z, and no age such as 2h"
+        ) from error
+
+
+def example(*lines: str) -> str:
+    """An epilog that is not wrapped."""
+    return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])
+
+
+def listing_options(command: Callable[..., None]) -> Callable[..., None]:
+    """How much of a list, and as what: --limit, --all, --json; `limit` is None for all."""
+
+    @click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        default=DEFAULT_LIMIT,
+        show_default=True,
+        help="Show at most so many, the newest first.",
+    )
+    @click.option("--all", "show_all", is_flag=True, help="Show all there are.")
+    @json_option
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, limit: int, show_all: bool, **others: Any) -> None:
+        command(*arguments, limit=None if show_all else limit, **others)
+
+    return wrapped
+
+
+def one_more(limit: int | None) -> int | None:
+    """To see that there are more than are shown."""
+    return None if limit is None else limit + 1

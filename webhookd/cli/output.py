@@ -1,0 +1,209 @@
+"""What commands print: tables and fields with colours on a terminal, plain aligned text elsewhere, or JSON.
+
+Reads NO_COLOR and FORCE_COLOR. Results go to stdout; hints and progress to stderr, and only to a terminal.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Literal, TypeAlias
+
+import click
+import msgspec
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from webhookd.cli.text import absolute, escaped, relative
+
+Cell: TypeAlias = str | Text
+Row: TypeAlias = Sequence[Cell]
+
+NONE = "-"
+# Rows that are laid out together: what comes after may be wider, and memory has a bound.
+BLOCK_ROWS = 500
+# Without a terminal nothing is folded: a line is a row.
+UNFOLDED_WIDTH = 100_000
+
+_COLOURS = {
+    "Completed": "green",
+    "delivered": "green",
+    "ready": "green",
+    "running": "green",
+    "active": "green",
+    "Pending": "cyan",
+    "InProgress": "cyan",
+    "PendingRetry": "yellow",
+    "not_routed": "yellow",
+    "paused": "yellow",
+    "unverified": "yellow",
+    "DeadLettered": "red",
+    "failing": "red",
+    "not ready": "red",
+    "unreachable": "red",
+}
+
+
+def console() -> Console:
+    """Stdout. Nothing in a text is markup: endpoints and publishers chose some of it."""
+    # Told NO_COLOR, rich would still write bold and dim.
+    system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    made = Console(markup=False, emoji=False, highlight=False, color_system=system)
+    if not made.is_terminal:
+        made.width = UNFOLDED_WIDTH
+    return made
+
+
+def is_plain(to: Console) -> bool:
+    """Whether to do without colours and lines."""
+    return not to.is_terminal or bool(os.environ.get("NO_COLOR"))
+
+
+def show(*parts: RenderableType) -> None:
+    """Print them, one below the other."""
+    to = console()
+    if not is_plain(to):
+        to.print(*parts, sep="\n")
+        return
+    with to.capture() as captured:
+        to.print(*parts, sep="\n")
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def show_json(document: bytes | msgspec.Raw) -> None:
+    """One document, on one line, as the daemon wrote it."""
+    click.echo(bytes(document))
+
+
+def list_rows(
+    rows: Iterable[msgspec.Raw],
+    columns: Sequence[str],
+    cells: Callable[[dict[str, object]], Row],
+    *,
+    limit: int | None,
+    as_json: bool,
+    nothing: str,
+) -> None:
+    """A listing: JSON lines, or a table. One row more than the limit tells that there are more."""
+    source = iter(rows)
+    shown = islice(source, limit)
+    widths: list[int] = []
+    while block := list(islice(shown, BLOCK_ROWS)):
+        if as_json:
+            for row in block:
+                show_json(row)
+            continue
+        laid_out = [cells(msgspec.json.decode(row, type=dict[str, object])) for row in block]
+        made = table(columns, laid_out, widths)
+        made.show_header = not widths
+        widths = _widths([columns, *laid_out], widths)
+        show(made)
+    if not widths and not as_json:
+        hint(nothing)
+    elif next(source, None) is not None:
+        hint(f"These are the newest {limit}; --limit N shows more, --all shows all.")
+
+
+def table(columns: Sequence[str], rows: Iterable[Row], min_widths: Sequence[int] = ()) -> Table:
+    """Columns that are called by a word; the last one folds first, the others only if they must."""
+    plain = is_plain(console())
+    made = Table(
+        box=None if plain else box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=(0, 2, 0, 0) if plain else (0, 1),
+        header_style="" if plain else "bold",
+    )
+    for column in columns[:-1]:
+        made.add_column(column, overflow="fold", no_wrap=True)
+    made.add_column(columns[-1], overflow="fold")
+    for laid_out, width in zip(made.columns, min_widths[:-1], strict=False):
+        laid_out.min_width = width
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def fields(pairs: Iterable[tuple[str, Cell]]) -> Table:
+    """What one thing is: a name and a value a line."""
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True, style="dim")
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        made.add_row(name, value)
+    return made
+
+
+def line(*parts: Cell) -> Text:
+    """Texts behind one another."""
+    return Text.assemble(*parts)
+
+
+def heading(text: str) -> Text:
+    """What follows is about this."""
+    return Text(f"\n{text}", style="bold")
+
+
+def state(name: str, shown: str | None = None) -> Text:
+    """A state in its colour, perhaps in other words."""
+    return Text(escaped(shown or name), style=_COLOURS.get(name, ""))
+
+
+def text(value: object) -> str:
+    """A value that someone chose, or a hyphen for none."""
+    return NONE if value is None else escaped(value)
+
+
+def time_cell(value: object) -> str:
+    """In a table: its age on a terminal, where a person reads; else the time, which sorts."""
+    time = _time(value)
+    if time is None:
+        return text(value)
+    return relative(time, datetime.now(UTC)) if console().is_terminal else absolute(time)
+
+
+def time_field(value: object) -> str:
+    """By itself there is room for both."""
+    time = _time(value)
+    return text(value) if time is None else f"{absolute(time)} ({relative(time, datetime.now(UTC))})"
+
+
+def hint(message: str) -> None:
+    """What a person may want to know beside the result; a program is not told."""
+    if sys.stderr.isatty():
+        click.echo(message, err=True)
+
+
+def progress(total: int | None, what: str) -> Progress:
+    """A bar on stderr, for the length of a `with`; nothing where that is no terminal."""
+    made = Progress(
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, markup=False, highlight=False),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    made.add_task(what, total=total)
+    return made
+
+
+def _widths(rows: Sequence[Row], at_least: Sequence[int]) -> list[int]:
+    """Of each column, so that the next block stands below this one."""
+    widths = [max(map(cell_len, map(str, column))) for column in zip(*rows, strict=True)]
+    return list(map(max, widths, at_least)) if at_least else widths
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return time if time is None or time.tzinfo else None

@@ -1,0 +1,58 @@
+"""`webhookd token`: makes a token, and the entry that lets it in. Asks nobody, and keeps nothing."""
+
+import base64
+import hashlib
+import json
+import secrets
+import typing
+
+import click
+
+from webhookd.cli.options import example, json_option
+from webhookd.config.settings import Scope
+
+PREFIX = "whd_"
+RANDOM_BYTES = 32
+MAX_NAME_LENGTH = 100
+SCOPES: tuple[str, ...] = typing.get_args(Scope)
+
+
+@click.command(
+    "token",
+    epilog=example(
+        "webhookd token shop --scope ingest > shop.token",
+        "webhookd publish order.created '{\"id\": 1}' --token-file shop.token",
+    ),
+)
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(SCOPES),
+    multiple=True,
+    required=True,
+    help="What it may do; give it again for more.",
+)
+@json_option
+def command(name: str, scopes: tuple[str, ...], *, as_json: bool) -> None:
+    """Make a token called NAME for the HTTP API.
+
+    The token is printed once, on stdout; of it, the configuration has only the digest, in an entry that is
+    printed on stderr, to be pasted into webhookd.toml. A reload makes it good.
+    """
+    if not name.isprintable() or not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise click.UsageError(f"NAME must be 1 to {MAX_NAME_LENGTH} printable characters")
+    token = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(RANDOM_BYTES)).decode().rstrip("=")
+    entry = {
+        "name": name,
+        "sha256": hashlib.sha256(token.encode()).hexdigest(),
+        "scopes": list(dict.fromkeys(scopes)),
+    }
+    if as_json:
+        click.echo(json.dumps({"token": token, "entry": entry}))
+        return
+    click.echo(token)
+    # JSON's strings and lists of strings are TOML's.
+    members = ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items())
+    click.echo("The token is shown this once. Add this to `tokens` under [api], and reload:", err=True)
+    click.echo(f"  {{ {members} }},", err=True)
