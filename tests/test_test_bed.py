@@ -10,9 +10,9 @@ import pytest
 
 from tests.conftest import MakeDatabase
 from tests.support.database import Cluster, Database, Login
-from tests.support.installations import Installation, can_run, server_account
 from tests.support.postgres import LocalServer, Server, readdress
 from tests.support.waiting import finished, until_blocked, until_finished
+from webhookd.embedded.installation import Installation, can_run, server_account
 
 
 def test_marker_follows_the_fixture(request: pytest.FixtureRequest, postgres: Server) -> None:
@@ -56,7 +56,7 @@ def test_installation_closed_to_the_account_is_copied(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\nexit 0\n")
     program.chmod(0o700)
     closed.chmod(0o700)
-    installation = Installation(18, program.parent, closed.parent, (closed,))
+    installation = Installation("18.0", program.parent, closed.parent, (closed,))
     assert not can_run(installation, account)
 
     for folder in (tmp_path, *tmp_path.parents[:2]):

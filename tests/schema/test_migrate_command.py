@@ -2,13 +2,11 @@
 
 import asyncio
 import signal
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.command import DSN, PROCESS_TIMEOUT_SECONDS, Command, Ended
 from tests.support.database import Database
 from tests.support.postgres import LocalServer, free_port
 from tests.support.waiting import POLL_INTERVAL_SECONDS, until_blocked
@@ -17,67 +15,7 @@ from webhookd.store import migrations
 from webhookd.store.connection import Connection
 from webhookd.store.schema_files import shipped
 
-ROOT = Path(__file__).resolve().parents[2]
-DSN = "WEBHOOKD_DATABASE_DSN"
-# As much as a process may take on a busy machine; nothing waits for it to pass.
-PROCESS_TIMEOUT_SECONDS = 60
 UP_TO_DATE = "The schema is up to date."
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended, and what it said."""
-
-    code: int
-    out: list[str]
-    err: list[str]
-
-
-class Command:
-    """The command line, in an empty folder and an environment of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    async def start(self, *arguments: str, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-        """Start a command."""
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "webhookd",
-            *arguments,
-            cwd=self.folder,
-            # Nothing of the tester's own; only what lets Python find this checkout.
-            env={"PYTHONPATH": str(ROOT), **environment},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-
-    async def run(self, *arguments: str, dsn: str | None = None, **environment: str) -> Ended:
-        """Run a command to its end."""
-        if dsn is not None:
-            environment[DSN] = dsn
-        return await self.end(await self.start(*arguments, environment=environment))
-
-    async def refused(self, code: int, *arguments: str, dsn: str | None = None, **environment: str) -> str:
-        """Run a command that must fail with this code; the one line it says about it."""
-        ended = await self.run(*arguments, dsn=dsn, **environment)
-        assert not any("Traceback" in line for line in ended.err), ended.err
-        assert ended.code == code, ended
-        assert len(ended.err) == 1, ended.err
-        return ended.err[0]
-
-    async def end(self, process: asyncio.subprocess.Process) -> Ended:
-        """Wait for a command's end."""
-        try:
-            out, err = await asyncio.wait_for(process.communicate(), PROCESS_TIMEOUT_SECONDS)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        assert process.returncode is not None
-        return Ended(process.returncode, out.decode().splitlines(), err.decode().splitlines())
 
 
 @pytest.fixture
@@ -143,13 +81,6 @@ async def test_the_version_is_told(command: Command) -> None:
 
 
 # Refused
-
-
-async def test_no_database_is_a_bad_configuration(command: Command) -> None:
-    """Without any DSN both ways of setting one are named."""
-    line = await command.refused(78, "migrate")
-    assert "[database] dsn" in line
-    assert DSN in line
 
 
 @pytest.mark.parametrize(

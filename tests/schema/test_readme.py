@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.support.database import Database
-from tests.support.installations import embedded_installations
+from webhookd.embedded.installation import wheel_installations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def documented(path: str, heading: str) -> str:
 async def test_one_event_by_hand(database: Database) -> None:
     """Whoever follows the schema's README with psql comes to a dead letter, and requeues it."""
     # This machine's, or the one that the embedded server's package brings.
-    psql = shutil.which("psql") or next(embedded_installations()).program("psql")
+    psql = shutil.which("psql") or next(wheel_installations()).program("psql")
     script = documented("schema/README.md", "### One event by hand")
     done = await asyncio.to_thread(
         subprocess.run,

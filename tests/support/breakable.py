@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
-from tests.support.installations import Installation
 from tests.support.postgres import STOP_TIMEOUT_SECONDS, LocalServer, ServerError, log_tail
 from tests.support.processes import children, is_gone, is_stopped
+from webhookd.embedded.installation import Installation
 
 POLL_INTERVAL_SECONDS = 0.005
 

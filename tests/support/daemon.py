@@ -10,9 +10,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tests.support.postgres import free_port
+
+if TYPE_CHECKING:
+    from webhookd.embedded.installation import Account
 
 POLL_INTERVAL_SECONDS = 0.02
 WAIT_TIMEOUT_SECONDS = 120
@@ -34,6 +37,8 @@ class DaemonProcess:
         self.config_path = folder / "webhookd.toml"
         self.log_path = folder / "log.jsonl"
         self.environment = dict(environment or {})  # beside the tests' own
+        self.python = sys.executable
+        self.account: Account | None = None  # another's than the tests'
         self.token: str | None = None  # to ask with, where tokens are set: one that may read
         self._sections: dict[str, dict[str, Any]] = {
             "database": {"dsn": dsn},
@@ -52,6 +57,7 @@ class DaemonProcess:
             lines.append(f"[{name}]")
             lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
         self.config_path.write_text("\n".join(lines) + "\n")
+        self.config_path.chmod(0o600)  # there is a password in it
 
     async def start(self, *options: str) -> Self:
         """Start it, and return when it is ready."""
@@ -63,11 +69,14 @@ class DaemonProcess:
         """Start it, whatever becomes of it."""
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "webhookd", "--config", str(self.config_path), "serve", *options],
+                [self.python, "-m", "webhookd", "--config", str(self.config_path), "serve", *options],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
                 env=os.environ | self.environment,
+                user=self.account.user_id if self.account else None,
+                group=self.account.group_id if self.account else None,
+                extra_groups=[] if self.account else None,
             )
 
     @property

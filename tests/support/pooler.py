@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote, urlsplit
 
-from tests.support.installations import server_account, start_program
-from tests.support.postgres import end_process, free_port, give, make_folder
+from tests.support.postgres import end_process, free_port, make_folder
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
+from webhookd.embedded.installation import give, server_account, start_program
 
 if TYPE_CHECKING:
     import subprocess

@@ -6,7 +6,6 @@ Takes an Installation or an address; hands on a Server, which starts, stops and 
 import asyncio
 import atexit
 import contextlib
-import os
 import secrets
 import shutil
 import signal
@@ -23,7 +22,14 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
-from tests.support.installations import Account, Installation, server_account, start_program
+from webhookd.embedded.installation import (
+    Account,
+    Installation,
+    give,
+    server_account,
+    setting_arguments,
+    start_program,
+)
 
 Result = TypeVar("Result")
 
@@ -268,11 +274,6 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
             process.wait(STOP_TIMEOUT_SECONDS)
 
 
-def setting_arguments(settings: dict[str, str]) -> list[str]:
-    """Write settings as the server's command line has them."""
-    return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-
-
 def make_folder(account: Account | None) -> Path:
     """Make a folder for a server, short enough for a unix socket and owned by its account."""
     # Root's own TMPDIR may be closed to the account; /tmp is open to all.
@@ -280,13 +281,6 @@ def make_folder(account: Account | None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="webhookd-", dir=parent))
     give(folder, account)
     return folder
-
-
-def give(path: Path, account: Account | None) -> None:
-    """Make the account the owner of a file."""
-    path.chmod(0o700)
-    if account is not None:
-        os.chown(path, account.user_id, account.group_id)
 
 
 def free_port() -> int:

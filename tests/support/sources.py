@@ -11,11 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tests.support.installations import (
-    Installation,
-    embedded_installations,
-    local_installations,
-)
+from tests.support.installations import local_installations
 from tests.support.postgres import (
     ContainerServer,
     ExistingServer,
@@ -24,6 +20,7 @@ from tests.support.postgres import (
     run_apart,
     server_major,
 )
+from webhookd.embedded.installation import Installation, wheel_installations
 
 SUPPORTED_MAJORS = (15, 16, 17, 18)
 DSN_VARIABLE = "WEBHOOKD_TEST_DSN"
@@ -55,7 +52,7 @@ def all_sources() -> Iterator[Source]:
     yield from existing_source()
     for installation in local_installations():
         yield installation_source(installation, str(installation.bin_folder))
-    for installation in embedded_installations():
+    for installation in wheel_installations():
         yield installation_source(installation, "the embedded wheel")
     if docker_answers():
         for major in SUPPORTED_MAJORS:

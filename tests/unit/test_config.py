@@ -2,11 +2,13 @@
 
 import tomllib
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
 
 from webhookd.config import load
+from webhookd.config.folders import data_dir
 from webhookd.config.load import load_settings
 from webhookd.config.settings import DatabaseSettings, Settings
 from webhookd.model.errors import ConfigurationError
@@ -24,6 +26,11 @@ def write(path: Path, text: str | bytes) -> Path:
 def naming(path: Path) -> Path:
     """Make a configuration file whose setting says where it stands."""
     return write(path, f'[database]\ndsn = "{path.parent.name}"\n')
+
+
+def folder_of(named: str) -> Path:
+    """The data folder that a setting means."""
+    return data_dir(Settings(database=DatabaseSettings(data_dir=named)))
 
 
 def refusal(path: Path | None, environment: dict[str, str] | None = None) -> str:
@@ -215,3 +222,52 @@ def test_a_misspelt_variable_is_refused() -> None:
     assert "did you mean WEBHOOKD_RETRY_MAX_ATTEMPTS" in refusal(None, misspelt)
     others = {"WEBHOOKD_API_PORT": "tcp://10.0.0.1:80", "WEBHOOKD_API_SERVICE_HOST": "10.0.0.1"}
     assert load_settings(None, others) == Settings()
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("auto", "auto")])
+def test_auto_migrate_from_the_environment(text: str, value: object) -> None:
+    """Text becomes the value that the file would have; a word that is none of the three is refused."""
+    settings = load_settings(None, {"WEBHOOKD_DATABASE_AUTO_MIGRATE": text})
+    assert settings.database.auto_migrate is value
+    assert "WEBHOOKD_DATABASE_AUTO_MIGRATE" in refusal(None, {"WEBHOOKD_DATABASE_AUTO_MIGRATE": "maybe"})
+
+
+@pytest.mark.parametrize(
+    ("dsn", "auto_migrate", "may"),
+    [
+        ("", "auto", True),
+        ("postgresql://db", "auto", False),
+        ("", False, False),
+        ("postgresql://db", True, True),
+    ],
+)
+def test_only_the_embedded_server_is_migrated_unasked(
+    dsn: str, auto_migrate: bool | Literal["auto"], may: bool
+) -> None:
+    """What is said wins; unsaid, it depends on whose server it is."""
+    assert DatabaseSettings(dsn=dsn, auto_migrate=auto_migrate).may_migrate is may
+
+
+def test_the_data_folder_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Absolute wherever it was named from, and with the home of the user for ~."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert folder_of("data") == tmp_path / "data"
+    assert folder_of("~/data") == Path("/home/somebody/data")
+
+
+@pytest.mark.parametrize("named", ["~nobody-of-this-name/data", "a\0b"])
+def test_a_data_folder_that_cannot_be(named: str) -> None:
+    """Told with its key."""
+    with pytest.raises(ConfigurationError, match=r"^database\.data_dir cannot be used: "):
+        folder_of(named)
+
+
+def test_the_default_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own; root's is where the account that runs PostgreSQL can go."""
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_DATA_HOME", "/home/somebody/.local/share")
+    assert folder_of("") == Path("/home/somebody/.local/share/webhookd")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert folder_of("") == Path("/var/lib/webhookd")

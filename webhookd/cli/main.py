@@ -19,6 +19,7 @@ INTERRUPTED = 130
 COMMANDS = (
     "serve",
     "migrate",
+    "check",
     "status",
     "publish",
     "subscriptions",

@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from webhookd.config.load import load_settings
-from webhookd.config.settings import Settings
-from webhookd.model.errors import ConfigurationError
 from webhookd.store import migrations
+from webhookd.supervisor.database import opened
 
 
 @click.command("migrate")
@@ -21,14 +20,17 @@ def command(config_path: Path | None, *, check: bool) -> None:
 
     Run it again, or twice at once: what is done is left alone.
     """
-    dsn = _dsn(load_settings(config_path, os.environ))
-    if not check:
-        done = asyncio.run(migrations.migrate(dsn))
+    with opened(load_settings(config_path, os.environ)) as database:
+        if check:
+            _say_pending(asyncio.run(migrations.check(database.migrating_dsn)))
+            return
+        done = asyncio.run(migrations.migrate(database.migrating_dsn))
         for line in done.describe():
             click.echo(f"applied {line}")
         click.echo("The schema is up to date.")
-        return
-    pending = asyncio.run(migrations.check(dsn))
+
+
+def _say_pending(pending: migrations.Pending) -> None:
     if not pending:
         click.echo("The schema is up to date.")
         return
@@ -36,9 +38,3 @@ def command(config_path: Path | None, *, check: bool) -> None:
         click.echo(f"pending {line}")
     click.echo("The schema is not up to date: run `webhookd migrate`.", err=True)
     sys.exit(1)
-
-
-def _dsn(settings: Settings) -> str:
-    if not settings.database.dsn:
-        raise ConfigurationError("no database: set [database] dsn in webhookd.toml, or WEBHOOKD_DATABASE_DSN")
-    return settings.database.dsn

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from webhookd.config.dsn import is_loopback_host, unencrypted_hosts
+
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=100_000)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, le=31_536_000)]
@@ -26,8 +28,20 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the database is."""
 
     dsn: str = ""
+    data_dir: str = ""
     pool_size: Annotated[int, Meta(ge=2, le=1000)] = 10
-    auto_migrate: bool = False
+    auto_migrate: bool | Literal["auto"] = "auto"
+    allow_unencrypted: bool = False
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it is our own server, in the data folder."""
+        return not self.dsn
+
+    @property
+    def may_migrate(self) -> bool:
+        """Whether `serve` brings an older schema up to date. Our own server has nobody else who would."""
+        return self.embedded if self.auto_migrate == "auto" else self.auto_migrate
 
 
 class ServicesSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +147,12 @@ def problems(settings: Settings) -> list[str]:
     found = _problems_of_api(settings.api)
     if settings.api.listen == settings.api.health_listen and "api" in settings.services.enabled:
         found.append("api.health_listen must be another address than api.listen, which serves the same")
+    if not settings.database.allow_unencrypted:
+        # The password, every payload and the signing secrets could be read on the way.
+        found += [
+            f"database.dsn has sslmode=disable to {host}: if that is meant, set database.allow_unencrypted"
+            for host in unencrypted_hosts(settings.database.dsn)
+        ]
     enabled = settings.services.enabled
     if not enabled:
         found.append("services.enabled must name at least one service")
@@ -161,10 +181,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach it."""
     host, _ = host_and_port(address)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback_host(host)
 
 
 def _problems_of_api(api: ApiSettings) -> list[str]:

@@ -3,7 +3,8 @@
 WebhookdError
 ├── ConfigurationError          the configuration cannot be used                          exit 78
 ├── DatabaseUnavailable         PostgreSQL does not answer, or not to us                  exit 69
-│   └── DatabaseBusy            a lock was not got in time, or a conflict                 exit 69
+│   ├── DatabaseBusy            a lock was not got in time, or a conflict                 exit 69
+│   └── EmbeddedError           the PostgreSQL of our own cannot be started               exit 69
 ├── DatabaseFault               PostgreSQL said what it never should                      exit 1
 ├── CannotListen                an address to listen on cannot be had                     exit 1
 ├── SchemaProblem               the database's schema does not fit this webhookd          exit 1
@@ -37,6 +38,10 @@ class DatabaseUnavailable(WebhookdError):
 
 class DatabaseBusy(DatabaseUnavailable):
     """Another transaction was in the way; this one changed nothing, and the same call may succeed at once."""
+
+
+class EmbeddedError(DatabaseUnavailable):
+    """The embedded server's folder, account or programs cannot be used, or it failed."""
 
 
 class DatabaseFault(WebhookdError):

@@ -54,8 +54,6 @@ class Pool:
         settings = {"application_name": "webhookd"}
         if pooled:
             log.info("the database is behind a pooler: statements are not prepared, nor timeouts set")
-            if not durable:
-                log.warning("synchronous_commit is off: a crash of the server loses what was acknowledged")
         else:
             settings |= SESSION_SETTINGS | ({} if durable else {"synchronous_commit": "on"})
         with translated():

@@ -4,11 +4,13 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NoReturn
 from uuid import uuid4
 
 import anyio
@@ -21,7 +23,7 @@ from webhookd.api.server import SHUTDOWN_SHARE, listening_socket
 from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Reporter
 from webhookd.delivery.worker import Worker
-from webhookd.model.errors import ConfigurationError, SchemaProblem, WebhookdError
+from webhookd.model.errors import WebhookdError
 from webhookd.monitor.loop import Monitor
 from webhookd.observe import log as logs
 from webhookd.observe.metrics import Metrics
@@ -29,12 +31,13 @@ from webhookd.orchestration.loop import Orchestrator
 from webhookd.outbound.client import GuardedClient
 from webhookd.reaper.loop import Reaper
 from webhookd.routing.loop import Router
-from webhookd.store import migrations
+from webhookd.store import facts
 from webhookd.store.bells import Bells
 from webhookd.store.hints import Hints
 from webhookd.store.listener import Listener
 from webhookd.store.pool import Pool
-from webhookd.supervisor import systemd
+from webhookd.supervisor import concerns, systemd
+from webhookd.supervisor.database import Database, keep, opened
 from webhookd.supervisor.reload import client_options, restart_needed
 from webhookd.supervisor.services import Service, supervise
 from webhookd.supervisor.status import Reloads, Status
@@ -66,6 +69,7 @@ class Daemon:
         load: Callable[[], Settings],
         config_path: Path | None,
         sockets: Sockets,
+        database: Database,
         pool: Pool,
     ) -> None:
         self._started_with = settings
@@ -73,6 +77,7 @@ class Daemon:
         self._settings = settings
         self._load = load
         self._sockets = sockets
+        self._database = database
         self._pool = pool
         self._bells = Bells()
         self._hints = Hints()
@@ -145,6 +150,8 @@ class Daemon:
                 "services.shutdown_grace_seconds is less than delivery.timeout_seconds: "
                 "at a shutdown some requests are cut off, and sent again"
             )
+        for concern in concerns.of_file(self._config_path):
+            log.warning(concern)
 
     def _make_services(self) -> list[Service]:
         pool, bells, hints, metrics, current = (
@@ -165,10 +172,12 @@ class Daemon:
             "reaper": [Service("reaper", Reaper(pool, bells, metrics, current).run)],
         }
         services = [
-            Service("listener", Listener(self._started_with.database.dsn, pool, bells).run),
+            Service("listener", Listener(self._database.dsn, pool, bells).run),
             Service("announcer", lambda: bells.announce(pool)),
             Service("monitor", self._monitor.run),
         ]
+        if embedded := self._database.embedded:
+            services.append(Service("embedded", lambda: keep(embedded)))
         if systemd.watchdog_interval_seconds():
             services.append(Service("watchdog", systemd.watchdog))
         if self._sockets.api:
@@ -235,24 +244,29 @@ class Daemon:
         systemd.notify("READY=1")
 
 
-async def _serve(settings: Settings, load: Callable[[], Settings], config_path: Path | None) -> None:
-    database = settings.database
-    pending = await migrations.check(database.dsn)
-    if pending and not database.auto_migrate:
-        missing = ", ".join(pending.describe())
-        raise SchemaProblem(f"the database's schema is not up to date ({missing}): run `webhookd migrate`")
-    if pending:
-        await migrations.migrate(database.dsn)
+async def _serve(
+    settings: Settings, load: Callable[[], Settings], config_path: Path | None, database: Database
+) -> None:
+    await database.fit(may_migrate=settings.database.may_migrate)
+    found = concerns.of_database(settings.database, await facts.look(database.dsn))
     with Sockets(settings) as sockets:
-        async with Pool(database.dsn, database.pool_size) as pool:
-            await Daemon(settings, load, config_path, sockets, pool).run()
+        async with Pool(database.dsn, settings.database.pool_size) as pool:
+            daemon = Daemon(settings, load, config_path, sockets, database, pool)
+            for concern in found:
+                log.warning(concern)
+            await daemon.run()
 
 
 def serve(settings: Settings, load: Callable[[], Settings], config_path: Path | None) -> None:
     """Run an instance until it is told to stop."""
     # Until somebody serves it: a reload that comes while this starts must not end it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if not settings.database.dsn:
-        raise ConfigurationError("no database: set [database] dsn in webhookd.toml, or WEBHOOKD_DATABASE_DSN")
     logs.configure(settings.log.level, settings.log.format)
-    anyio.run(_serve, settings, load, config_path, backend_options={"use_uvloop": True})
+    # Until the daemon has its own way with signals: a server that was just started is stopped again.
+    signal.signal(signal.SIGTERM, _end)
+    with opened(settings) as database:
+        anyio.run(_serve, settings, load, config_path, database, backend_options={"use_uvloop": True})
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)

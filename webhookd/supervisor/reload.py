@@ -10,8 +10,10 @@ from webhookd.outbound.client import VERIFICATION_CONNECTIONS, ClientOptions, tr
 # Read once, at the start: a change is named, and waits for a restart. All else is asked for at each use.
 NEEDS_RESTART = (
     ("database", "dsn"),
+    ("database", "data_dir"),
     ("database", "pool_size"),
     ("database", "auto_migrate"),
+    ("database", "allow_unencrypted"),
     ("services", "enabled"),
     ("api", "listen"),
     ("api", "health_listen"),

@@ -23,8 +23,10 @@ EVERY_KEY = {
 }
 AT_THE_START = {
     "database.dsn",
+    "database.data_dir",
     "database.pool_size",
     "database.auto_migrate",
+    "database.allow_unencrypted",
     "services.enabled",
     "api.listen",
     "api.health_listen",

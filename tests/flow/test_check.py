@@ -1,0 +1,143 @@
+"""`webhookd check`: what `serve` would say, said beforehand; and the same warnings from `serve`."""
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.flow.conftest import MakeDaemon
+from tests.support.command import Command
+from tests.support.database import Database
+from tests.support.postgres import free_port, readdress
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Give the command line, in a folder without configuration."""
+    return Command(tmp_path)
+
+
+def password_of(dsn: str) -> str:
+    """What must not be shown."""
+    password = urlsplit(dsn).password
+    assert password
+    return password
+
+
+async def test_all_is_well(command: Command, database: Database) -> None:
+    """Where the configuration is from, which server, schema and login: exit 0, and no password."""
+    dsn = database.dsn("daemon")
+    ended = await command.run("check", dsn=dsn)
+    assert (ended.code, ended.err) == (0, [])
+    lines = [line for line in ended.out if line.startswith("✓ ")]
+    subjects = [line.split()[1] for line in lines]
+    assert subjects == ["configuration", "database", "schema", "login"]
+    assert "WEBHOOKD_DATABASE_DSN of the environment" in lines[0]
+    assert f"PostgreSQL {database.server.major}." in lines[1]
+    assert database.login_name("daemon") in lines[3]
+    assert password_of(dsn) not in "".join(ended.out)
+
+
+async def test_the_same_for_a_program(command: Command, database: Database) -> None:
+    """--json is one document, with all that the lines say."""
+    ended = await command.run("check", "--json", dsn=database.dsn("daemon"))
+    [line] = ended.out
+    told = json.loads(line)
+    assert told["good"] is True
+    assert {finding["subject"] for finding in told["findings"]} == {
+        *("configuration", "database", "schema", "login")
+    }
+
+
+async def test_an_empty_database(command: Command, empty_database: Database) -> None:
+    """Exit 1 with the command to run; a warning only where `serve` would migrate it."""
+    dsn = empty_database.dsn("migrator")
+    ended = await command.run("check", dsn=dsn)
+    assert ended.code == 1
+    assert any(line.startswith("✗ schema") and "webhookd migrate" in line for line in ended.out)
+    allowed = await command.run("check", dsn=dsn, WEBHOOKD_DATABASE_AUTO_MIGRATE="true")
+    assert allowed.code == 0
+    assert any(line.startswith("! schema") for line in allowed.out)
+    connection = await empty_database.connect("superuser")
+    assert await connection.fetchval("select to_regnamespace('webhookd')") is None
+
+
+async def test_a_login_that_lacks_rights(command: Command, database: Database) -> None:
+    """One that may read everything and change nothing: exit 1, and what to grant."""
+    ended = await command.run("check", dsn=database.dsn("reader"))
+    assert ended.code == 1
+    told = "".join(ended.out + ended.err)
+    assert "webhookd_app" in told
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_no_database(command: Command, as_json: bool) -> None:
+    """Exit 69 and one line, after what was found before."""
+    dsn = f"postgresql://a:hunter2@127.0.0.1:{free_port()}/b"
+    ended = await command.run("check", *(["--json"] if as_json else []), dsn=dsn)
+    assert ended.code == 69
+    assert len(ended.err) == 1
+    assert "hunter2" not in "".join(ended.out + ended.err)
+    if as_json:
+        told = json.loads(ended.out[0])
+        assert told["good"] is False
+        assert told["findings"][-1]["state"] == "failed"
+    else:
+        assert ended.out[0].startswith("✓ configuration")
+
+
+async def test_a_wrong_password(command: Command, database: Database) -> None:
+    """Exit 69, as `serve` ends."""
+    dsn = readdress(database.dsn("daemon"), database.name, database.login_name("daemon"), "hunter2")
+    assert "refused this login" in (await command.run("check", dsn=dsn)).err[0]
+
+
+async def test_a_bad_configuration(command: Command) -> None:
+    """Exit 78; also for a database on another machine that is asked without TLS, unless that is meant."""
+    assert "WEBHOOKD_RETRY_MAX_ATTEMPTS" in await command.refused(
+        78, "check", WEBHOOKD_RETRY_MAX_ATTEMPTS="many"
+    )
+    open_dsn = "postgresql://a:hunter2@db.invalid/b?sslmode=disable"
+    line = await command.refused(78, "check", dsn=open_dsn)
+    assert "sslmode=disable to db.invalid" in line
+    assert "hunter2" not in line
+    meant = await command.run("check", dsn=open_dsn, WEBHOOKD_DATABASE_ALLOW_UNENCRYPTED="true")
+    assert meant.code == 69  # there is no such machine
+
+
+async def test_nothing_is_made(command: Command) -> None:
+    """Without a DSN, before the first start: told what `serve` would do, and not done."""
+    data_dir = command.folder / "data"
+    ended = await command.run("check", WEBHOOKD_DATABASE_DATA_DIR=str(data_dir))
+    assert ended.code == 0
+    assert ended.out[-1].startswith("✓ database")
+    assert str(data_dir) in ended.out[-1]
+    assert not data_dir.exists()
+
+
+async def test_what_is_probably_not_meant(
+    command: Command, database: Database, make_daemon: MakeDaemon
+) -> None:
+    """More connections than there are, a file that all may read: `check` warns, and so does `serve`."""
+    daemon = make_daemon(database={"pool_size": 1000})
+    daemon.config_path.chmod(0o666)
+    warned = [
+        "this instance may need 1001 connections",
+        "holds the database's password, and everybody may read it",
+        "others than the owner",
+    ]
+    if os.geteuid() == 0:
+        os.chown(daemon.config_path, 65534, 65534)
+        warned.append("belongs to another user")
+    ended = await command.run("--config", str(daemon.config_path), "check")
+    assert ended.code == 0, ended
+    await daemon.start()
+    for words in warned:
+        assert any(line.startswith("! ") and words in line for line in ended.out), words
+        assert any(line["level"] == "warning" for line in daemon.logged(words)), words
+    daemon.config_path.chmod(0o600)
+    again = await command.run("--config", str(daemon.config_path), "check")
+    assert "everybody may read it" not in "".join(again.out)
+    assert password_of(database.dsn("daemon")) not in "".join(ended.out + daemon.said())

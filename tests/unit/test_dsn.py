@@ -1,0 +1,59 @@
+"""Tests of what a DSN says of itself: other machines without TLS, a password, and what may be shown."""
+
+import pytest
+
+from webhookd.config.dsn import has_password, shown, unencrypted_hosts
+
+
+@pytest.mark.parametrize(
+    ("dsn", "hosts"),
+    [
+        ("postgresql://u:p@db.example/app?sslmode=disable", ["db.example"]),
+        ("postgresql://u:p@10.0.0.1:5433/app?sslmode=disable", ["10.0.0.1"]),
+        ("postgresql://u@[2001:db8::1]:5432/app?sslmode=disable", ["2001:db8::1"]),
+        ("postgresql://u@127.0.0.1:1,db.example:2/app?sslmode=disable", ["db.example"]),
+        ("postgresql://u@/app?host=db.example&sslmode=disable", ["db.example"]),
+        ("postgresql://u@/app?sslmode=disable&host=/run/a,10.0.0.1", ["10.0.0.1"]),
+        ("postgresql://u@127.0.0.1/app?sslmode=disable", []),
+        ("postgresql://u@localhost/app?sslmode=disable", []),
+        ("postgresql://u@[::1]/app?sslmode=disable", []),
+        ("postgresql://u@%2Frun%2Fpostgresql/app?sslmode=disable", []),
+        ("postgresql:///app?sslmode=disable", []),
+        ("postgresql://u:p@db.example/app", []),
+        ("postgresql://u:p@db.example/app?sslmode=require", []),
+        ("postgresql://[", []),
+        ("", []),
+    ],
+)
+def test_other_machines_without_tls(dsn: str, hosts: list[str]) -> None:
+    """Each that is named so, wherever it stands; this machine and sockets are none."""
+    assert unencrypted_hosts(dsn) == hosts
+
+
+@pytest.mark.parametrize(
+    ("dsn", "has"),
+    [
+        ("postgresql://u:p@db/app", True),
+        ("postgresql://u@db/app?password=p", True),
+        ("postgresql://u@db:5432/app", False),
+        ("postgresql://db:5432/app", False),
+        ("", False),
+    ],
+)
+def test_a_password(dsn: str, has: bool) -> None:
+    """In front of the host, or asked for; a port is none."""
+    assert has_password(dsn) is has
+
+
+@pytest.mark.parametrize(
+    ("dsn", "told"),
+    [
+        ("postgresql://u%40x:hunter2@db:5432/app", "db:5432 as u@x"),
+        ("postgresql://u:hunter%402@a,b/app?password=hunter2", "a,b as u"),
+        ("postgresql:///app?host=/run/postgresql&user=u&password=hunter2", "/run/postgresql as u"),
+        ("postgresql:///app", "this machine"),
+    ],
+)
+def test_what_may_be_shown(dsn: str, told: str) -> None:
+    """Where it leads and as whom, and no more."""
+    assert shown(dsn) == told

@@ -1,0 +1,115 @@
+"""`webhookd check`: would `serve` serve? Reads the configuration, asks the database, changes nothing."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import click
+from rich.console import Console
+
+from webhookd.config.dsn import shown
+from webhookd.config.folders import data_dir
+from webhookd.config.load import find_file, load_settings
+from webhookd.config.settings import Settings
+from webhookd.embedded.folder import is_new
+from webhookd.embedded.installation import wheel_installation
+from webhookd.model.errors import WebhookdError
+from webhookd.store import facts, migrations
+from webhookd.supervisor import concerns
+from webhookd.supervisor.database import Database, opened
+
+State = Literal["good", "warning", "failed"]
+MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "red")}
+
+
+class Finding(NamedTuple):
+    """One line of the answer."""
+
+    state: State
+    subject: str
+    text: str
+
+
+@click.command("check")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.pass_obj
+def command(config_path: Path | None, *, as_json: bool) -> None:
+    """See whether the configuration and the database are as `serve` needs them.
+
+    Changes nothing. Exit 0 with warnings too; else as `serve` would end.
+    """
+    found: list[Finding] = []
+    with _shown(found, as_json=as_json):
+        path = find_file(config_path, os.environ)
+        settings = load_settings(path, os.environ)
+        found.append(Finding("good", "configuration", _source(path)))
+        found += [Finding("warning", "configuration", text) for text in concerns.of_file(path)]
+        if settings.database.embedded and is_new(data_dir(settings)):
+            version = wheel_installation(None).version
+            text = f"embedded PostgreSQL {version}: `serve` will make it in {data_dir(settings)}"
+            found.append(Finding("good", "database", text))
+            return
+        with opened(settings) as database:
+            found += asyncio.run(_of_database(settings, database))
+    if any(finding.state == "failed" for finding in found):
+        sys.exit(1)
+
+
+async def _of_database(settings: Settings, database: Database) -> list[Finding]:
+    told = await facts.look(database.dsn)
+    where = str(database.embedded.folder) if database.embedded else shown(database.dsn)
+    found = [Finding("good", "database", f"PostgreSQL {told.version} at {where}")]
+    found += [Finding("warning", "database", text) for text in concerns.of_database(settings.database, told)]
+    pending = await migrations.check(database.migrating_dsn)
+    if pending:
+        missing = ", ".join(pending.describe())
+        if settings.database.may_migrate:
+            return [*found, Finding("warning", "schema", f"`serve` will migrate it ({missing})")]
+        return [*found, Finding("failed", "schema", f"not up to date ({missing}): run `webhookd migrate`")]
+    found.append(Finding("good", "schema", "up to date"))
+    if told.functions_missing:
+        return [
+            *found,
+            Finding("failed", "login", f"{told.login} lacks rights: GRANT webhookd_app TO {told.login}"),
+        ]
+    return [*found, Finding("good", "login", f"{told.login} may run the daemon")]
+
+
+@contextmanager
+def _shown(found: list[Finding], *, as_json: bool) -> Iterator[None]:
+    """Print what was found, also when it ends with an error, which then is the last of it."""
+    try:
+        yield
+    except WebhookdError as error:
+        if as_json:
+            found.append(Finding("failed", "error", str(error)))
+        raise
+    finally:
+        if as_json:
+            document = {
+                "good": all(finding.state != "failed" for finding in found),
+                "findings": [finding._asdict() for finding in found],
+            }
+            click.echo(json.dumps(document, ensure_ascii=False))
+        else:
+            _print(found)
+
+
+def _print(found: list[Finding]) -> None:
+    """With colours on a terminal, unless NO_COLOR says otherwise."""
+    console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+    for finding in found:
+        mark, colour = MARKS[finding.state]
+        console.print(mark, style=colour, end=" ")
+        console.print(f"{finding.subject:<14}{finding.text}")
+
+
+def _source(path: Path | None) -> str:
+    keys = sorted(name for name in os.environ if name.startswith("WEBHOOKD_") and name != "WEBHOOKD_CONFIG")
+    of_file = str(path) if path else "no file: the defaults"
+    return f"{of_file}, and {', '.join(keys)} of the environment" if keys else of_file
