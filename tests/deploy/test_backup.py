@@ -9,8 +9,9 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.flow import Flow
-from tests.support.installations import Installation, embedded_installations, local_installations
+from tests.support.installations import Installation, local_installations
 from tests.support.tools import content
+from webhookd.embedded.installation import wheel_installations
 from webhookd.model.errors import Refusal
 from webhookd.store import migrations
 
@@ -22,7 +23,7 @@ COUNTS = """
 
 def able_to_dump(major: int) -> Installation:
     """The nearest that is not older: pg_dump refuses a server newer than itself."""
-    found = chain(local_installations(), embedded_installations())
+    found = chain(local_installations(), wheel_installations())
     return min((one for one in found if one.major >= major), key=lambda installation: installation.major)
 
 

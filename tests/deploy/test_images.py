@@ -14,9 +14,9 @@ import msgspec
 import yaml
 
 from tests.support.database import Database
-from tests.support.installations import embedded_installations
 from tests.support.tools import content
 from webhookd.config.settings import Settings
+from webhookd.embedded.installation import wheel_installations
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -111,7 +111,7 @@ async def test_the_login_that_compose_makes(database: Database) -> None:
     name = f"{database.cluster.prefix}_compose"
     script = re.search(r"<<'SQL'\n(.*)^SQL$", textwrap.dedent(command), re.DOTALL | re.MULTILINE)
     assert script is not None
-    psql = shutil.which("psql") or str(next(embedded_installations()).program("psql"))
+    psql = shutil.which("psql") or str(next(wheel_installations()).program("psql"))
     try:
         for _ in range(2):
             await asyncio.to_thread(
