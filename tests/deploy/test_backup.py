@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.flow import Flow
-from tests.support.installations import Installation, local_installations
+from tests.support.installations import local_installations
 from tests.support.tools import content
-from webhookd.embedded.installation import wheel_installations
+from webhookd.embedded.installation import Installation, wheel_installations
 from webhookd.model.errors import Refusal
 from webhookd.store import migrations
 

@@ -133,7 +133,7 @@ def opened(path: Path) -> Folder:
     with failures_of(path):
         if not path.exists():
             _require_reachable(path, server_account())
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)  # another may be as quick
             # Another account must pass through, and reads nothing here.
             path.chmod(0o711 if os.geteuid() == 0 else 0o700)
         _require_ours(path)
