@@ -78,12 +78,12 @@ class Paged(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What every list takes."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
-    cursor: Id = MAX_ID
+    cursor: Id | UnsetType = UNSET
 
     @property
     def page(self) -> Page:
         """One row more than asked for tells whether there is a next page."""
-        return Page(self.limit + 1, self.cursor)
+        return Page(self.limit + 1, given(self.cursor))
 
 
 class EventsQuery(Paged, kw_only=True):
