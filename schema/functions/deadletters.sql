@@ -63,10 +63,12 @@ grant execute on function webhookd.requeue_dead_letter(bigint) to webhookd_app;
 -- One keyset batch of a bulk requeue, oldest first; null means "any". Call again with `last_id` until `matched` is
 -- less than the batch. `skipped`: requeued before, or the subscription is not active and verified. A dry run only counts.
 --
--- A batch is a range of one index, read in its order, however far apart the matches are: idx_dead_failed,
--- idx_dead_subscription, idx_dead_error or idx_dead_subscription_error. Row comparisons, which no other index can serve:
--- with `subscription_id = 7` the planner may walk a year of all subscriptions' letters to meet that one's. Hence a
--- statement for each set of columns. It begins after the place of `after_id`, a letter's that never changes.
+-- A batch is a piece of one index, read in its order, however far apart the matches are: idx_dead_failed,
+-- idx_dead_subscription, idx_dead_error or idx_dead_subscription_error. It begins after the place of `after_id`, a letter
+-- that never changes, by a row comparison, which no other index can serve: with `subscription_id = 7` the planner may walk
+-- a year of all subscriptions' letters to meet that one's. It ends where the rows are no longer asked for, and that is
+-- looked at outside of the LIMIT: a scan does not stop at the end that a row comparison gives it, but where the first
+-- column changes.
 create or replace function webhookd.requeue_dead_letters(
     only_subscription_id bigint, only_error_code text, failed_after timestamptz, failed_before timestamptz,
     after_id bigint, batch_size integer, dry_run boolean)
@@ -92,28 +94,34 @@ begin
 
     if only_subscription_id is null and only_error_code is null then
         matching_ids := array(
-            select d.id from dead_letters d
-            where (d.failed_at, d.id) > (since, since_id) and d.failed_at < before
-            order by d.failed_at, d.id limit batch_size);
+            select d.id from (
+                select d.id, d.failed_at from dead_letters d
+                where (d.failed_at, d.id) > (since, since_id)
+                order by d.failed_at, d.id limit batch_size) d
+            where d.failed_at < before);
     elsif only_error_code is null then
         matching_ids := array(
-            select d.id from dead_letters d
-            where (d.subscription_id, d.failed_at, d.id) > (only_subscription_id, since, since_id)
-                and (d.subscription_id, d.failed_at) < (only_subscription_id, before)
-            order by d.subscription_id, d.failed_at, d.id limit batch_size);
+            select d.id from (
+                select d.id, d.subscription_id, d.failed_at from dead_letters d
+                where (d.subscription_id, d.failed_at, d.id) > (only_subscription_id, since, since_id)
+                order by d.subscription_id, d.failed_at, d.id limit batch_size) d
+            where d.subscription_id = only_subscription_id and d.failed_at < before);
     elsif only_subscription_id is null then
         matching_ids := array(
-            select d.id from dead_letters d
-            where (d.final_error_code, d.failed_at, d.id) > (only_error_code, since, since_id)
-                and (d.final_error_code, d.failed_at) < (only_error_code, before)
-            order by d.final_error_code, d.failed_at, d.id limit batch_size);
+            select d.id from (
+                select d.id, d.final_error_code, d.failed_at from dead_letters d
+                where (d.final_error_code, d.failed_at, d.id) > (only_error_code, since, since_id)
+                order by d.final_error_code, d.failed_at, d.id limit batch_size) d
+            where d.final_error_code = only_error_code and d.failed_at < before);
     else
         matching_ids := array(
-            select d.id from dead_letters d
-            where (d.subscription_id, d.final_error_code, d.failed_at, d.id)
+            select d.id from (
+                select d.id, d.subscription_id, d.final_error_code, d.failed_at from dead_letters d
+                where (d.subscription_id, d.final_error_code, d.failed_at, d.id)
                     > (only_subscription_id, only_error_code, since, since_id)
-                and (d.subscription_id, d.final_error_code, d.failed_at) < (only_subscription_id, only_error_code, before)
-            order by d.subscription_id, d.final_error_code, d.failed_at, d.id limit batch_size);
+                order by d.subscription_id, d.final_error_code, d.failed_at, d.id limit batch_size) d
+            where d.subscription_id = only_subscription_id and d.final_error_code = only_error_code
+                and d.failed_at < before);
     end if;
 
     with possible as materialized (

@@ -15,9 +15,14 @@ drop index webhookd.idx_dead_error;
 create index idx_dead_error on webhookd.dead_letters (final_error_code, failed_at, id);
 create index idx_dead_subscription_error on webhookd.dead_letters (subscription_id, final_error_code, failed_at, id);
 
--- The deliveries of one subscription, which is what is asked first when a customer calls, in any status.
+-- The deliveries of one subscription, in any status: what is asked first when a customer calls, and most of all while that
+-- one's backlog is long. On the hottest table, so measured: the whole cycle without HTTP, 14 alternating rounds of 6,000
+-- deliveries beside 400,000, took 1.07 to 1.11 times the server's CPU time (noise 0.1) and 1.09 to 1.11 times the WAL.
+-- With status, though (subscription_id, id) costs as much: else one success before a year of failures takes a walk through
+-- all of them.
 create index idx_saga_subscription_status on webhookd.webhook_delivery_sagas (subscription_id, status, id);
 
--- Completed ones too, though they are nearly all: after a long outage none is near.
+-- Completed ones too, though they are nearly all: after a long outage none is near. One entry more for each delivery, 2 %
+-- of the WAL.
 drop index webhookd.idx_saga_status;
 create index idx_saga_status on webhookd.webhook_delivery_sagas (status, id);

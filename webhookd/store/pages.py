@@ -1,8 +1,11 @@
-"""Lists, newest first, a page at a time: each page is a range of one index, read in the index's order.
+"""Lists, newest first, a page at a time: each page is a piece of one index, read in the index's order.
 
-So a page costs what it shows, wherever it is, however rare its rows are and whatever the statistics say. The
-range is written with row comparisons, which no other index can serve or sort by: given `subscription_id = 7`
-the planner may as well walk a year of all subscriptions' rows, in the hope of meeting that one's.
+So a page costs what it shows, wherever it is, however rare its rows are and whatever the statistics say.
+
+Where it begins is a row comparison over the index's columns, which no other index can serve or sort by: given
+`subscription_id = 7` the planner may walk a year of everybody's rows, in the hope of meeting that one's.
+Where it ends is asked outside of the LIMIT, of so many rows and no more: a scan that is told the end as
+another row comparison does not stop at it, but goes on to where the first column changes.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -17,6 +20,8 @@ _BY_INDEX = """
     set local enable_sort = off; set local enable_bitmapscan = off; set local enable_seqscan = off;
     set local jit = off"""
 
+_PIECE = "select * from (select * from {table} where {start} order by {order} limit {limit}) {alias}"
+
 
 class Page(NamedTuple):
     """So many rows, after the one with this id; None: from the newest on."""
@@ -26,7 +31,7 @@ class Page(NamedTuple):
 
 
 class Range(NamedTuple):
-    """A part of an index: the values of its first columns, and bounds of the column after them."""
+    """What a list shows, as a part of an index: its first columns' values, and bounds of the next one."""
 
     columns: tuple[str, ...]  # all of them, in order; the last is the row's id
     equal: tuple[object, ...] = ()
@@ -46,22 +51,34 @@ class Arguments(list[object]):
         return f"${len(self)}"
 
 
-def condition(part: Range, mark: tuple[object, ...] | None, arguments: Arguments) -> str:
-    """What a row of the range fulfils; with a mark, the values of the columns after `equal`, one after it."""
-    tests = []
-    lower = part.equal if part.at_least is None else (*part.equal, part.at_least)
-    if lower:
-        tests.append(_compared(part.columns, ">=", lower, arguments))
-    uppers = [(*part.equal, part.below)] if part.below is not None else []
+def piece(table: str, part: Range, mark: tuple[object, ...] | None, limit: int, arguments: Arguments) -> str:
+    """A SELECT of the next rows of a table (`webhookd.events e`) that are in the range.
+
+    After the mark, which is the values of the columns after `equal` in the last row shown.
+    """
+    ends = [
+        f"{column} = {arguments.add(value)}" for column, value in zip(part.columns, part.equal, strict=False)
+    ]
+    if part.at_least is not None:
+        ends.append(f"{part.columns[len(part.equal)]} >= {arguments.add(part.at_least)}")
+    query = _PIECE.format(
+        table=table,
+        alias=table.rsplit(maxsplit=1)[-1],
+        start=_start(part, mark, arguments),
+        order=part.order,
+        limit=arguments.add(limit),
+    )
+    return " ".join([query, *(["where", " and ".join(ends)] if ends else [])])
+
+
+def _start(part: Range, mark: tuple[object, ...] | None, arguments: Arguments) -> str:
+    starts = [(*part.equal, part.below)] if part.below is not None else []
     if mark is not None:
-        uppers.append((*part.equal, *mark))
-    if uppers:
-        # One bound and not both: a scan may begin at either, and pass over all between them. At the same
-        # value the shorter one is the lower, for it leaves out all that begin with it: as tuples compare.
-        tests.append(_compared(part.columns, "<", min(uppers), arguments))
-    elif part.equal:
-        tests.append(_compared(part.columns, "<=", part.equal, arguments))
-    return " and ".join(tests) or "true"
+        starts.append((*part.equal, *mark))
+    if starts:
+        # At the same time the shorter one is earlier, for it leaves out all of that time: as tuples compare.
+        return _compared(part.columns, "<", min(starts), arguments)
+    return _compared(part.columns, "<=", part.equal, arguments) if part.equal else "true"
 
 
 def _compared(

@@ -11,7 +11,7 @@ from webhookd.model.why import Limits
 from webhookd.store import why
 from webhookd.store.connection import Connection
 from webhookd.store.dead_letters import Filter
-from webhookd.store.pages import Arguments, Page, Range, Row, condition, fetch_by_index
+from webhookd.store.pages import Arguments, Page, Range, Row, fetch_by_index, piece
 
 __all__ = ["Page", "Row"]
 
@@ -20,7 +20,8 @@ MAX_DELIVERIES_OF_EVENT = 1000
 
 _EVENTS = """
     select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id
-    from webhookd.events e"""
+    from ({0}) e"""
+_EVENT_OF_KEY = "select * from webhookd.events e where e.idempotency_key = $1"
 
 _EVENT = """
     select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.payload
@@ -44,8 +45,10 @@ _DELIVERIES = """
             where j.saga_id = g.id and j.status in ('Pending', 'Leased')
                 and (j.status = 'Pending') is true)) as held
     from ({0}) g join webhookd.subscriptions s on s.id = g.subscription_id"""
-_EITHER = "select * from ({0}) g where"
-_SAGAS = "select * from webhookd.webhook_delivery_sagas g where"
+_SAGAS = "webhookd.webhook_delivery_sagas g"
+_SAGA = "select * from webhookd.webhook_delivery_sagas g where g.id = $1"
+_EVENT_SAGAS = "select * from (select * from webhookd.webhook_delivery_sagas g where {0} offset 0) g"
+_MERGED = "select * from ({0}) g"
 
 # By uniq_job_saga_attempt.
 _ATTEMPTS = """
@@ -59,7 +62,6 @@ _DEAD_LETTERS = """
         r.id as requeued_saga_id
     from ({0}) d left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id"""
 
-_LETTERS = "select * from webhookd.dead_letters d where"
 _TIME_OF_LETTER = "select d.failed_at from webhookd.dead_letters d where d.id = $1"
 
 _DEAD_LETTER = """
@@ -78,23 +80,21 @@ async def events(
     if idempotency_key is not None:
         return await _event_of_key(connection, page, event_type, idempotency_key)
     arguments = Arguments()
+    mark: tuple[object, ...] | None = _id_mark(page)
     if event_type is None:
-        which = condition(Range(("e.id",)), _id_mark(page), arguments)
-        order = "e.id desc"
+        part = Range(("e.id",))
     else:
         part = Range(("e.event_type", "e.created_at", "e.id"), (event_type,))
         mark = await _time_mark(connection, "event", _TIME_OF_EVENT, page)
-        which = condition(part, mark, arguments)
-        order = part.order
-    query = f"{_EVENTS} where {which} order by {order} limit {arguments.add(page.limit)}"
-    return await fetch_by_index(connection, query, arguments)
+    rows = piece("webhookd.events e", part, mark, page.limit, arguments)
+    return await fetch_by_index(connection, f"{_EVENTS.format(rows)} order by {part.order}", arguments)
 
 
 async def _event_of_key(
     connection: Connection, page: Page, event_type: str | None, idempotency_key: str
 ) -> list[Row]:
     """At most one, so its page is the first."""
-    row = await connection.fetchrow(f"{_EVENTS} where e.idempotency_key = $1", idempotency_key)
+    row = await connection.fetchrow(_EVENTS.format(_EVENT_OF_KEY), idempotency_key)
     if row is None or event_type not in (None, row["event_type"]):
         return []
     return [dict(row)] if page.after_id is None or row["id"] < page.after_id else []
@@ -111,8 +111,9 @@ async def subscriptions(
     arguments = Arguments()
     equals = {"s.event_type": event_type, "s.active": active, "s.verified": verified}
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
-    tests.append(condition(Range(("s.id",)), _id_mark(page), arguments))
-    where = " and ".join(tests)
+    if page.after_id is not None:
+        tests.append(f"s.id < {arguments.add(page.after_id)}")
+    where = " and ".join(tests) or "true"
     query = f"{_SUBSCRIPTIONS} where {where} order by s.id desc limit {arguments.add(page.limit)}"
     return [_with_health(dict(row)) for row in await connection.fetch(query, *arguments)]
 
@@ -137,10 +138,10 @@ async def deliveries(
     elif subscription_id is not None:
         sagas = _sagas_of_subscription(page, subscription_id, status, arguments)
     elif status is not None:
-        sagas = _sagas_in(page, status, arguments)
+        part = Range(("g.status", "g.id"), (status,))
+        sagas = piece(_SAGAS, part, _id_mark(page), page.limit, arguments)
     else:
-        which = condition(Range(("g.id",)), _id_mark(page), arguments)
-        sagas = f"{_SAGAS} {which} order by g.id desc limit {arguments.add(page.limit)}"
+        sagas = piece(_SAGAS, Range(("g.id",)), _id_mark(page), page.limit, arguments)
     return await fetch_by_index(connection, f"{_DELIVERIES.format(sagas)} order by g.id desc", arguments)
 
 
@@ -153,39 +154,27 @@ def _sagas_of_event(
     """
     equals = {"g.event_id": event_id, "g.subscription_id": subscription_id, "g.status": status}
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
-    where = " and ".join(tests)
-    which = condition(Range(("g.id",)), _id_mark(page), arguments)
-    sagas = _EITHER.format(f"{_SAGAS} {where} offset 0")
-    return f"{sagas} {which} order by g.id desc limit {arguments.add(page.limit)}"
+    sagas = _EVENT_SAGAS.format(" and ".join(tests))
+    after = "true" if page.after_id is None else f"g.id < {arguments.add(page.after_id)}"
+    return f"{sagas} where {after} order by g.id desc limit {arguments.add(page.limit)}"
 
 
 def _sagas_of_subscription(
     page: Page, subscription_id: int, status: SagaStatus | None, arguments: Arguments
 ) -> str:
     """By idx_saga_subscription_status: a page of each status, merged."""
-    limit = arguments.add(page.limit)
-
-    def of_status(one: SagaStatus) -> str:
-        part = Range(("g.subscription_id", "g.status", "g.id"), (subscription_id, one))
-        which = condition(part, _id_mark(page), arguments)
-        return f"({_SAGAS} {which} order by {part.order} limit {limit})"
-
-    if status is not None:
-        return of_status(status)
-    each = " union all ".join(of_status(one) for one in SagaStatus)
-    return f"{_EITHER.format(each)} true order by g.id desc limit {limit}"
-
-
-def _sagas_in(page: Page, status: SagaStatus, arguments: Arguments) -> str:
-    """By idx_saga_status."""
-    part = Range(("g.status", "g.id"), (status,))
-    which = condition(part, _id_mark(page), arguments)
-    return f"{_SAGAS} {which} order by {part.order} limit {arguments.add(page.limit)}"
+    columns = ("g.subscription_id", "g.status", "g.id")
+    pieces = [
+        piece(_SAGAS, Range(columns, (subscription_id, one)), _id_mark(page), page.limit, arguments)
+        for one in ([status] if status else SagaStatus)
+    ]
+    merged = _MERGED.format(" union all ".join(pieces))
+    return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
 
 
 async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row | None:
     """One saga with its attempts, oldest first, and why it is where it is."""
-    row = await connection.fetchrow(_DELIVERIES.format(f"{_SAGAS} g.id = $1"), saga_id)
+    row = await connection.fetchrow(_DELIVERIES.format(_SAGA), saga_id)
     if row is None:
         return None
     attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
@@ -217,10 +206,7 @@ async def dead_letters(connection: Connection, page: Page, which: Filter) -> lis
     )
     mark = await _time_mark(connection, "dead letter", _TIME_OF_LETTER, page)
     arguments = Arguments()
-    letters = (
-        f"{_LETTERS} {condition(part, mark, arguments)} "
-        f"order by {part.order} limit {arguments.add(page.limit)}"
-    )
+    letters = piece("webhookd.dead_letters d", part, mark, page.limit, arguments)
     query = f"{_DEAD_LETTERS.format(letters)} order by d.failed_at desc, d.id desc"
     return await fetch_by_index(connection, query, arguments)
 
