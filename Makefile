@@ -3,7 +3,7 @@
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test machine latency lock format clean
+.PHONY: help test machine latency ingest lock format clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ machine: ## Let Hypothesis drive the database for many more examples than `test`
 
 latency: ## Measure the time from publish to arrival at an idle daemon
 	$(ENVIRONMENT)/bin/python -m tests.bench.latency
+
+ingest: ## Measure single events from 1 to 500 clients at once, and without the database
+	$(ENVIRONMENT)/bin/python -m tests.bench.ingest
 
 # Environment variables and settings files may name an index or a folder of wheels; the lock must
 # hold for everyone, so it is made without them, and says only versions and hashes.

@@ -60,48 +60,87 @@ end
 $$;
 grant execute on function webhookd.requeue_dead_letter(bigint) to webhookd_app;
 
--- One keyset batch of a bulk requeue, newest id last; null means "any". Call again with `last_id` until `matched` is
+-- One keyset batch of a bulk requeue, oldest first; null means "any". Call again with `last_id` until `matched` is
 -- less than the batch. `skipped`: requeued before, or the subscription is not active and verified. A dry run only counts.
--- Planned anew each time: with the arguments known the unused conditions fall away, and idx_dead_subscription,
--- idx_dead_error or the primary key serves, whichever is narrower.
+--
+-- A batch is a piece of one index, read in its order, however far apart the matches are: idx_dead_failed,
+-- idx_dead_subscription, idx_dead_error or idx_dead_subscription_error. It begins after the place of `after_id`, a letter
+-- that never changes, by a row comparison, which no other index can serve: with `subscription_id = 7` the planner may walk
+-- a year of all subscriptions' letters to meet that one's. It ends where the rows are no longer asked for, and that is
+-- looked at outside of the LIMIT: a scan does not stop at the end that a row comparison gives it, but where the first
+-- column changes.
 create or replace function webhookd.requeue_dead_letters(
     only_subscription_id bigint, only_error_code text, failed_after timestamptz, failed_before timestamptz,
     after_id bigint, batch_size integer, dry_run boolean)
 returns table (matched integer, requeued integer, skipped integer, last_id bigint, subscription_ids bigint[])
 language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set plan_cache_mode = force_custom_plan as $$
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 #variable_conflict use_column
+declare
+    since timestamptz := coalesce(failed_after, '-infinity');
+    before constant timestamptz := coalesce(failed_before, 'infinity');
+    since_id bigint := 0;
+    matching_ids bigint[];
 begin
     perform require(after_id is not null, 'after_id must not be null');
     perform require(batch_size > 0, 'batch_size must be at least 1');
     perform require(dry_run is not null, 'dry_run must not be null');
+    if after_id <> 0 then
+        select greatest(d.failed_at, since), case when d.failed_at >= since then d.id else 0 end into since, since_id
+        from dead_letters d where d.id = after_id;
+        perform require(found, 'after_id must be 0 or the id of a dead letter');
+    end if;
 
-    with matching as materialized (
+    if only_subscription_id is null and only_error_code is null then
+        matching_ids := array(
+            select d.id from (
+                select d.id, d.failed_at from dead_letters d
+                where (d.failed_at, d.id) > (since, since_id)
+                order by d.failed_at, d.id limit batch_size) d
+            where d.failed_at < before);
+    elsif only_error_code is null then
+        matching_ids := array(
+            select d.id from (
+                select d.id, d.subscription_id, d.failed_at from dead_letters d
+                where (d.subscription_id, d.failed_at, d.id) > (only_subscription_id, since, since_id)
+                order by d.subscription_id, d.failed_at, d.id limit batch_size) d
+            where d.subscription_id = only_subscription_id and d.failed_at < before);
+    elsif only_subscription_id is null then
+        matching_ids := array(
+            select d.id from (
+                select d.id, d.final_error_code, d.failed_at from dead_letters d
+                where (d.final_error_code, d.failed_at, d.id) > (only_error_code, since, since_id)
+                order by d.final_error_code, d.failed_at, d.id limit batch_size) d
+            where d.final_error_code = only_error_code and d.failed_at < before);
+    else
+        matching_ids := array(
+            select d.id from (
+                select d.id, d.subscription_id, d.final_error_code, d.failed_at from dead_letters d
+                where (d.subscription_id, d.final_error_code, d.failed_at, d.id)
+                    > (only_subscription_id, only_error_code, since, since_id)
+                order by d.subscription_id, d.final_error_code, d.failed_at, d.id limit batch_size) d
+            where d.subscription_id = only_subscription_id and d.final_error_code = only_error_code
+                and d.failed_at < before);
+    end if;
+
+    with possible as materialized (
         select d.id, d.event_id, d.subscription_id
-        from dead_letters d
-        where d.id > after_id
-            and (only_subscription_id is null or d.subscription_id = only_subscription_id)
-            and (only_error_code is null or d.final_error_code = only_error_code)
-            and (failed_after is null or d.failed_at >= failed_after)
-            and (failed_before is null or d.failed_at < failed_before)
-        order by d.id limit batch_size
-    ), possible as materialized (
-        select m.id, m.event_id, m.subscription_id
-        from matching m join subscriptions s on s.id = m.subscription_id and s.active and s.verified
-        where not exists (select from webhook_delivery_sagas r where r.dead_letter_id = m.id)
+        from dead_letters d join subscriptions s on s.id = d.subscription_id and s.active and s.verified
+        where d.id = any(matching_ids)
+            and not exists (select from webhook_delivery_sagas r where r.dead_letter_id = d.id)
     ), made as (
         insert into webhook_delivery_sagas (event_id, subscription_id, dead_letter_id)
         select p.event_id, p.subscription_id, p.id from possible p where not dry_run order by p.id
         on conflict (dead_letter_id) where dead_letter_id is not null do nothing
         returning subscription_id
     )
-    select (select count(*) from matching),
-           case when dry_run then (select count(*) from possible) else (select count(*) from made) end,
-           (select max(m.id) from matching m),
+    select case when dry_run then (select count(*) from possible) else (select count(*) from made) end,
            coalesce((select array_agg(distinct m.subscription_id) from made m), '{}')
-    into matched, requeued, last_id, subscription_ids;
+    into requeued, subscription_ids;
+    matched := cardinality(matching_ids);
     skipped := matched - requeued;
-    last_id := coalesce(last_id, after_id);
+    last_id := coalesce(matching_ids[matched], after_id);
     return next;
 end
 $$;

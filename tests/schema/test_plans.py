@@ -111,7 +111,11 @@ SERVED_BY = {
 }
 # Without these a call with ON CONFLICT is refused; the others are missed in what a call touches.
 ARBITERS = ("uniq_event_idempotency_key", "uniq_saga_event_subscription", "uniq_saga_dead_letter")
-INDEXES = sorted({index for indexes in SERVED_BY.values() for index in indexes}.difference(ARBITERS))
+# One of these stands in for another here, where all that it serves is few; test_pages.py misses each.
+OF_DEAD_LETTERS = ("idx_dead_error", "idx_dead_failed", "idx_dead_subscription")
+INDEXES = sorted(
+    {index for indexes in SERVED_BY.values() for index in indexes}.difference(ARBITERS, OF_DEAD_LETTERS)
+)
 
 
 class Statistics(StrEnum):

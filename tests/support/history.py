@@ -61,10 +61,10 @@ async def write_history(superuser: "Connection", size: int) -> None:
     await vacuum(superuser)
 
 
-async def vacuum(superuser: "Connection") -> None:
-    """Do what autovacuum would."""
+async def vacuum(superuser: "Connection", *, analyze: bool = True) -> None:
+    """Do what autovacuum would, or that without new statistics."""
     for table in await table_names(superuser):
-        await superuser.execute(f"vacuum (analyze) webhookd.{table}")
+        await superuser.execute(f"vacuum (analyze {analyze}) webhookd.{table}")
 
 
 async def table_names(connection: "Connection") -> list[str]:
@@ -190,7 +190,7 @@ HISTORY = (
     """,
     f"""
     insert into webhookd.events (event_type, payload, created_at, idempotency_key)
-    select 'type.n' || i % {EVENT_TYPES}, '{{"amount": 1}}', now() - interval '1 day',
+    select 'type.n' || i % {EVENT_TYPES}, '{{"amount": 1}}', now() - interval '1 day' + i * interval '1 ms',
            case when i % 2 = 0 then 'past-' || i end
     from generate_series(0, :size / {SAGAS_OF_EVENT} - 1) i
     """,
@@ -199,7 +199,7 @@ HISTORY = (
         event_id, subscription_id, status, attempt_count, next_attempt_at, final_error_code)
     select s.event_id, s.subscription_id,
            case when s.dead then 'DeadLettered' else 'Completed' end::webhookd.saga_status,
-           1, now() - interval '1 day',
+           1, now() - interval '1 day' + s.i * interval '1 ms',
            case when s.dead and s.subscription_id = {SUBSCRIPTION_OF_RARE_ERROR} then '{RARE_ERROR}'
                 when s.dead then 'HTTP_500' end
     from (

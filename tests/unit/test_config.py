@@ -271,3 +271,23 @@ def test_the_default_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert folder_of("") == Path("/home/somebody/.local/share/webhookd")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert folder_of("") == Path("/var/lib/webhookd")
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "inf", "nan", "1e400", "10000000000000000000000000"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "database.pool_size",
+        "services.poll_interval_seconds",
+        "delivery.timeout_seconds",
+        "delivery.lease_seconds",
+        "delivery.concurrency",
+        "retry.max_attempts",
+        "api.max_payload_bytes",
+    ],
+)
+def test_f3_a_number_out_of_its_range_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    """Negative, nothing, without end or beyond reason: the key and what it may be, in a line."""
+    section, name = key.split(".")
+    said = refusal(write(tmp_path / "webhookd.toml", f"[{section}]\n{name} = {value}\n"))
+    assert key in said

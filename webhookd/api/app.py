@@ -99,7 +99,7 @@ class Api(Site):
         resources = (
             Events(database, self._ingest, settings),
             Subscriptions(database, Verification(database, client, settings), wake, settings),
-            Deliveries(database),
+            Deliveries(database, settings),
             DeadLetters(database, wake, settings),
             health,
             Home(health.status),

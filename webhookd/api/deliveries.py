@@ -1,4 +1,6 @@
-"""/v1/deliveries: sagas, and each attempt of one."""
+"""/v1/deliveries: sagas, each attempt of one, and why it is where it is."""
+
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -9,6 +11,8 @@ from webhookd.api.database import Database
 from webhookd.api.problems import not_found
 from webhookd.api.requests import given
 from webhookd.api.routes import Route
+from webhookd.config.settings import Settings
+from webhookd.model.why import Limits
 from webhookd.store import reads
 from webhookd.store.reads import Row
 
@@ -16,8 +20,9 @@ from webhookd.store.reads import Row
 class Deliveries:
     """The delivery resource: only to look at."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, settings: Callable[[], Settings]) -> None:
         self._database = database
+        self._settings = settings
 
     def routes(self) -> list[Route]:
         return [
@@ -55,10 +60,16 @@ class Deliveries:
 
     async def _get(self, request: web.Request) -> web.Response:
         saga_id = path_id(request, "delivery")
-        found = await self._database.ask(lambda connection: reads.delivery(connection, saga_id))
+        limits = limits_of(self._settings())
+        found = await self._database.ask(lambda connection: reads.delivery(connection, saga_id, limits))
         if found is None:
             raise not_found("delivery", saga_id)
         return answer(found | {"attempts": [_attempt(attempt) for attempt in found["attempts"]]})
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What this instance does with a subscription that does not say otherwise."""
+    return Limits(settings.orchestration.subscription_window, settings.retry.max_attempts)
 
 
 def _attempt(row: Row) -> Row:

@@ -8,6 +8,7 @@ from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of, raw
 from webhookd.api.bodies import path_id, read_json, read_query
 from webhookd.api.database import Database
+from webhookd.api.deliveries import limits_of
 from webhookd.api.fields import KeyHeader
 from webhookd.api.problems import Problem, invalid, not_found
 from webhookd.api.requests import given
@@ -127,7 +128,8 @@ class Events:
 
     async def _get(self, request: web.Request) -> web.Response:
         event_id = path_id(request, "event")
-        found = await self._database.ask(lambda connection: reads.event(connection, event_id))
+        limits = limits_of(self._settings())
+        found = await self._database.ask(lambda connection: reads.event(connection, event_id, limits))
         if found is None:
             raise not_found("event", event_id)
         return answer(found | {"payload": raw(found["payload"])})

@@ -83,7 +83,7 @@ class Paged(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def page(self) -> Page:
         """One row more than asked for tells whether there is a next page."""
-        return Page(self.limit + 1, given(self.cursor) or MAX_ID)
+        return Page(self.limit + 1, given(self.cursor))
 
 
 class EventsQuery(Paged, kw_only=True):

@@ -1,6 +1,8 @@
 """The ingest stage: single events that come at the same time are stored in one commit.
 
-Collects what came while the last commit was under way: no delay is added, and alone an event goes alone.
+Collects what came while the last commit was under way: no delay is added, and alone an event goes alone. (A
+window of 3 ms beside it, 4 alternating rounds on a durable server and 2 cores: a single client has 83 instead
+of 125 events a second, p50 11 instead of 7.5 ms; 16, 64 and 500 clients have the same rates and times.)
 Each caller is answered after the commit of its own event. Rings EVENTS.
 """
 
@@ -27,9 +29,10 @@ GROUP_LOCK_TIMEOUT_SECONDS = 0.1
 ALONE_LOCK_TIMEOUT_SECONDS = 1.0
 # Of the pool's connections; the stages need the others.
 ALONE_CONCURRENCY = 3
-# From the call to the answer. After it nobody knows whether the event is stored; asking again with the same
-# key is how to find out.
-ANSWER_TIMEOUT_SECONDS = 1.8
+# From the call to the answer, so that a client hears 503 within two seconds, also when 500 ask at once and
+# the processor needs a third of a second for them. After it nobody knows whether the event is stored; asking
+# again with the same key is how to find out.
+ANSWER_TIMEOUT_SECONDS = 1.5
 
 
 @dataclass(eq=False)

@@ -1,75 +1,32 @@
 """What is asked about: plain SELECTs, with the rights of webhookd_reader, which sees no signing secret.
 
-Lists are newest first and keyset-paged by id: a page costs the same wherever it is.
+Lists are newest first and keyset-paged by the id of the last row shown: see pages.py.
 """
 
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
 
+from webhookd.model.errors import Refusal, Refused
 from webhookd.model.states import SagaStatus
+from webhookd.model.why import Limits
+from webhookd.store import why
 from webhookd.store.connection import Connection
 from webhookd.store.dead_letters import Filter
+from webhookd.store.pages import Arguments, Page, Range, Row, fetch_by_index, piece
 
-Row: TypeAlias = dict[str, Any]
+__all__ = ["Page", "Row"]
 
 # Of one event: each subscription of its type is one. The rest is in the list of deliveries.
 MAX_DELIVERIES_OF_EVENT = 1000
 
-
-class Page(NamedTuple):
-    """So many rows with smaller ids than this one."""
-
-    limit: int
-    before_id: int
-
-
-class Conditions(list[tuple[str, object]]):
-    """Constant pieces of SQL that end where their value goes; one without a value is left out.
-
-    Not `$1 is null or …`: a plan for every combination at once has an index for none.
-    """
-
-    def with_values(self) -> list[tuple[str, object]]:
-        return [(condition, value) for condition, value in self if value is not None]
-
-
 _EVENTS = """
     select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id
-    from webhookd.events e"""
+    from ({0}) e"""
+_EVENT_OF_KEY = "select * from webhookd.events e where e.idempotency_key = $1"
 
 _EVENT = """
-    select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.payload,
-        exists (select from webhookd.event_routing_queue q where q.event_id = e.id) as waits_for_routing
+    select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.payload
     from webhookd.events e where e.id = $1"""
-
-# A subscription without saga: what it was when the event came, else the first thing that it became after.
-# Routing decides by its own snapshot, somewhat later than the event's time; so does this, by looking on.
-_EVENT_DELIVERIES = """
-    select s.id as subscription_id, coalesce(g.status::text, 'not_routed') as status,
-        case when g.id is not null then null
-            when $4 then 'waits_for_routing'
-            when b.active is null then 'subscribed_later'
-            when not b.active then 'inactive'
-            when not b.verified then 'unverified'
-            when not a.active then 'inactive'
-            when not a.verified then 'unverified'
-            else 'unknown' end as reason,
-        g.id as saga_id, g.attempt_count, g.next_attempt_at, g.final_error_code, g.dead_letter_id,
-        (g.status in ('Pending', 'PendingRetry') and not (s.active and s.verified)) is true as held
-    from webhookd.subscriptions s
-    left join lateral (
-        select * from webhookd.webhook_delivery_sagas g where g.event_id = $1 and g.subscription_id = s.id
-        order by g.id desc limit 1) g on true
-    left join lateral (
-        select c.active, c.verified from webhookd.subscription_changes c
-        where c.subscription_id = s.id and c.changed_at <= $3
-        order by c.changed_at desc, c.id desc limit 1) b on true
-    left join lateral (
-        select c.active, c.verified from webhookd.subscription_changes c
-        where c.subscription_id = s.id and c.changed_at > $3 and not (c.active and c.verified)
-        order by c.changed_at, c.id limit 1) a on true
-    where s.event_type = $2
-    order by s.id limit $5"""
+_TIME_OF_EVENT = "select e.created_at from webhookd.events e where e.id = $1"
 
 _SUBSCRIPTIONS = """
     select s.id, s.event_type, s.callback_url, s.active, s.verified, s.max_attempts, s.base_delay_seconds,
@@ -79,11 +36,19 @@ _SUBSCRIPTIONS = """
     from webhookd.subscriptions s left join webhookd.endpoint_health h on h.subscription_id = s.id"""
 _HEALTH = ("consecutive_failures", "failing_since", "last_error_code", "last_failure_at", "last_recovery_at")
 
+# Held: its subscription is paused or unverified, and no request of it is out.
 _DELIVERIES = """
     select g.id, g.event_id, g.subscription_id, g.status, g.attempt_count, g.next_attempt_at,
         g.final_error_code, g.created_at, g.updated_at, g.dead_letter_id,
-        g.status in ('Pending', 'PendingRetry') and not (s.active and s.verified) as held
-    from webhookd.webhook_delivery_sagas g join webhookd.subscriptions s on s.id = g.subscription_id"""
+        not (s.active and s.verified) and (g.status in ('Pending', 'PendingRetry') or exists (
+            select from webhookd.webhook_delivery_jobs j
+            where j.saga_id = g.id and j.status in ('Pending', 'Leased')
+                and (j.status = 'Pending') is true)) as held
+    from ({0}) g join webhookd.subscriptions s on s.id = g.subscription_id"""
+_SAGAS = "webhookd.webhook_delivery_sagas g"
+_SAGA = "select * from webhookd.webhook_delivery_sagas g where g.id = $1"
+_EVENT_SAGAS = "select * from (select * from webhookd.webhook_delivery_sagas g where {0} offset 0) g"
+_MERGED = "select * from ({0}) g"
 
 # By uniq_job_saga_attempt.
 _ATTEMPTS = """
@@ -95,7 +60,9 @@ _ATTEMPTS = """
 _DEAD_LETTERS = """
     select d.id, d.saga_id, d.event_id, d.subscription_id, d.final_error_code, d.failed_at,
         r.id as requeued_saga_id
-    from webhookd.dead_letters d left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id"""
+    from ({0}) d left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id"""
+
+_TIME_OF_LETTER = "select d.failed_at from webhookd.dead_letters d where d.id = $1"
 
 _DEAD_LETTER = """
     select d.id, d.saga_id, d.event_id, d.subscription_id, d.final_error_code, d.failed_at,
@@ -109,28 +76,28 @@ _DEAD_LETTER = """
 async def events(
     connection: Connection, page: Page, event_type: str | None = None, idempotency_key: str | None = None
 ) -> list[Row]:
-    """Events, without their payloads."""
-    conditions = Conditions([("e.event_type =", event_type), ("e.idempotency_key =", idempotency_key)])
-    return await _page(connection, _EVENTS, "e.id", conditions, page)
+    """Events, without their payloads; those of one type in the order of their time."""
+    if idempotency_key is not None:
+        return await _event_of_key(connection, page, event_type, idempotency_key)
+    arguments = Arguments()
+    mark: tuple[object, ...] | None = _id_mark(page)
+    if event_type is None:
+        part = Range(("e.id",))
+    else:
+        part = Range(("e.event_type", "e.created_at", "e.id"), (event_type,))
+        mark = await _time_mark(connection, "event", _TIME_OF_EVENT, page)
+    rows = piece("webhookd.events e", part, mark, page.limit, arguments)
+    return await fetch_by_index(connection, f"{_EVENTS.format(rows)} order by {part.order}", arguments)
 
 
-async def event(connection: Connection, event_id: int) -> Row | None:
-    """One event with its payload, and what became of it at every subscription of its type."""
-    row = await connection.fetchrow(_EVENT, event_id)
-    if row is None:
-        return None
-    found = dict(row)
-    deliveries = await connection.fetch(
-        _EVENT_DELIVERIES,
-        event_id,
-        found["event_type"],
-        found["created_at"],
-        found.pop("waits_for_routing"),
-        MAX_DELIVERIES_OF_EVENT + 1,
-    )
-    found["deliveries"] = [dict(delivery) for delivery in deliveries[:MAX_DELIVERIES_OF_EVENT]]
-    found["more_deliveries"] = len(deliveries) > MAX_DELIVERIES_OF_EVENT
-    return found
+async def _event_of_key(
+    connection: Connection, page: Page, event_type: str | None, idempotency_key: str
+) -> list[Row]:
+    """At most one, so its page is the first."""
+    row = await connection.fetchrow(_EVENTS.format(_EVENT_OF_KEY), idempotency_key)
+    if row is None or event_type not in (None, row["event_type"]):
+        return []
+    return [dict(row)] if page.after_id is None or row["id"] < page.after_id else []
 
 
 async def subscriptions(
@@ -140,12 +107,15 @@ async def subscriptions(
     active: bool | None = None,
     verified: bool | None = None,
 ) -> list[Row]:
-    """Subscriptions with their endpoints' health."""
-    conditions = Conditions(
-        [("s.event_type =", event_type), ("s.active =", active), ("s.verified =", verified)]
-    )
-    rows = await _page(connection, _SUBSCRIPTIONS, "s.id", conditions, page)
-    return [_with_health(row) for row in rows]
+    """Subscriptions with their endpoints' health. They are few: what is filtered out is passed over."""
+    arguments = Arguments()
+    equals = {"s.event_type": event_type, "s.active": active, "s.verified": verified}
+    tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
+    if page.after_id is not None:
+        tests.append(f"s.id < {arguments.add(page.after_id)}")
+    where = " and ".join(tests) or "true"
+    query = f"{_SUBSCRIPTIONS} where {where} order by s.id desc limit {arguments.add(page.limit)}"
+    return [_with_health(dict(row)) for row in await connection.fetch(query, *arguments)]
 
 
 async def subscription(connection: Connection, subscription_id: int) -> Row | None:
@@ -162,32 +132,83 @@ async def deliveries(
     event_id: int | None = None,
 ) -> list[Row]:
     """Sagas; `held` ones wait for their subscription."""
-    conditions = Conditions(
-        [("g.status =", status), ("g.subscription_id =", subscription_id), ("g.event_id =", event_id)]
-    )
-    return await _page(connection, _DELIVERIES, "g.id", conditions, page)
+    arguments = Arguments()
+    if event_id is not None:
+        sagas = _sagas_of_event(page, event_id, status, subscription_id, arguments)
+    elif subscription_id is not None:
+        sagas = _sagas_of_subscription(page, subscription_id, status, arguments)
+    elif status is not None:
+        part = Range(("g.status", "g.id"), (status,))
+        sagas = piece(_SAGAS, part, _id_mark(page), page.limit, arguments)
+    else:
+        sagas = piece(_SAGAS, Range(("g.id",)), _id_mark(page), page.limit, arguments)
+    return await fetch_by_index(connection, f"{_DELIVERIES.format(sagas)} order by g.id desc", arguments)
 
 
-async def delivery(connection: Connection, saga_id: int) -> Row | None:
-    """One saga with its attempts, oldest first."""
-    row = await connection.fetchrow(f"{_DELIVERIES} where g.id = $1", saga_id)
+def _sagas_of_event(
+    page: Page, event_id: int, status: SagaStatus | None, subscription_id: int | None, arguments: Arguments
+) -> str:
+    """By idx_saga_event, all of them, and sorted: as many as the event's type has subscriptions.
+
+    OFFSET 0 keeps the order out: else the planner might walk the primary key to have it.
+    """
+    equals = {"g.event_id": event_id, "g.subscription_id": subscription_id, "g.status": status}
+    tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
+    sagas = _EVENT_SAGAS.format(" and ".join(tests))
+    after = "true" if page.after_id is None else f"g.id < {arguments.add(page.after_id)}"
+    return f"{sagas} where {after} order by g.id desc limit {arguments.add(page.limit)}"
+
+
+def _sagas_of_subscription(
+    page: Page, subscription_id: int, status: SagaStatus | None, arguments: Arguments
+) -> str:
+    """By idx_saga_subscription_status: a page of each status, merged."""
+    columns = ("g.subscription_id", "g.status", "g.id")
+    pieces = [
+        piece(_SAGAS, Range(columns, (subscription_id, one)), _id_mark(page), page.limit, arguments)
+        for one in ([status] if status else SagaStatus)
+    ]
+    merged = _MERGED.format(" union all ".join(pieces))
+    return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
+
+
+async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row | None:
+    """One saga with its attempts, oldest first, and why it is where it is."""
+    row = await connection.fetchrow(_DELIVERIES.format(_SAGA), saga_id)
     if row is None:
         return None
     attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
-    return dict(row) | {"attempts": attempts}
+    return dict(row) | await why.delivery(connection, saga_id, limits) | {"attempts": attempts}
+
+
+async def event(connection: Connection, event_id: int, limits: Limits) -> Row | None:
+    """One event with its payload, and what became of it at every subscription of its type."""
+    row = await connection.fetchrow(_EVENT, event_id)
+    if row is None:
+        return None
+    found = dict(row)
+    shares = await why.shares(connection, event_id, found["event_type"], limits, MAX_DELIVERIES_OF_EVENT + 1)
+    return found | {
+        "deliveries": shares[:MAX_DELIVERIES_OF_EVENT],
+        "more_deliveries": len(shares) > MAX_DELIVERIES_OF_EVENT,
+    }
 
 
 async def dead_letters(connection: Connection, page: Page, which: Filter) -> list[Row]:
-    """Dead letters, without their payloads; with the saga that one was requeued as."""
-    conditions = Conditions(
-        [
-            ("d.subscription_id =", which.subscription_id),
-            ("d.final_error_code =", which.error_code),
-            ("d.failed_at >=", which.failed_after),
-            ("d.failed_at <", which.failed_before),
-        ]
+    """Dead letters in the order of their time, without their payloads; each with what it was requeued as.
+
+    By idx_dead_failed, idx_dead_subscription, idx_dead_error or idx_dead_subscription_error.
+    """
+    equals = {"d.subscription_id": which.subscription_id, "d.final_error_code": which.error_code}
+    given = {name: value for name, value in equals.items() if value is not None}
+    part = Range(
+        (*given, "d.failed_at", "d.id"), tuple(given.values()), which.failed_after, which.failed_before
     )
-    return await _page(connection, _DEAD_LETTERS, "d.id", conditions, page)
+    mark = await _time_mark(connection, "dead letter", _TIME_OF_LETTER, page)
+    arguments = Arguments()
+    letters = piece("webhookd.dead_letters d", part, mark, page.limit, arguments)
+    query = f"{_DEAD_LETTERS.format(letters)} order by d.failed_at desc, d.id desc"
+    return await fetch_by_index(connection, query, arguments)
 
 
 async def dead_letter(connection: Connection, dead_letter_id: int) -> Row | None:
@@ -202,17 +223,20 @@ async def database_time(connection: Connection) -> datetime:
     return now
 
 
-async def _page(
-    connection: Connection, query: str, key: str, conditions: Conditions, page: Page
-) -> list[Row]:
-    given = conditions.with_values()
-    pieces = [f"{condition} ${number}" for number, (condition, _) in enumerate(given, start=3)]
-    where = " and ".join([f"{key} < $1", *pieces])
-    values = [value for _, value in given]
-    rows = await connection.fetch(
-        f"{query} where {where} order by {key} desc limit $2", page.before_id, page.limit, *values
-    )
-    return [dict(row) for row in rows]
+def _id_mark(page: Page) -> tuple[int] | None:
+    return None if page.after_id is None else (page.after_id,)
+
+
+async def _time_mark(
+    connection: Connection, what: str, time_of_row: str, page: Page
+) -> tuple[datetime, int] | None:
+    """Where the page's last row stands in a list by time. The rows never change, so it is there still."""
+    if page.after_id is None:
+        return None
+    time = await connection.fetchval(time_of_row, page.after_id)
+    if time is None:
+        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: there is no {what} {page.after_id}")
+    return time, page.after_id
 
 
 def _with_health(row: Row) -> Row:

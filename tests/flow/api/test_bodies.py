@@ -1,5 +1,7 @@
 """Bodies that are refused: not an event, not JSON, too large, of another type or encoding."""
 
+import asyncio
+import contextlib
 import gzip
 import json
 import time
@@ -9,6 +11,7 @@ from tests.flow.api.conftest import MAX_BYTES
 from tests.support.api import JSON, Client
 from tests.support.daemon import DaemonProcess
 from tests.support.flow import Flow
+from tests.support.waiting import WAIT_TIMEOUT_SECONDS
 
 
 async def test_bodies_that_are_no_event_are_refused(api: Client, flow: Flow) -> None:
@@ -106,3 +109,27 @@ async def test_wrong_types_and_encodings_are_refused(api: Client) -> None:
         assert answer.told == (415, "unsupported_encoding"), encoding
     good = {"Content-Type": "Application/JSON; charset=UTF-8", "Content-Encoding": "identity"}
     assert (await api.ask("POST", "/v1/events", data=body, headers=good)).status == 202
+
+
+async def test_b3_a_body_without_end_is_cut_off(api: Client) -> None:
+    """Chunk after chunk, of no length that was told: 413 as soon as it is too much, and the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.daemon.port)
+    writer.write(
+        b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n"
+    )
+
+    async def send_on() -> None:
+        while True:
+            writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
+            await writer.drain()
+
+    sending = asyncio.create_task(send_on())
+    try:
+        assert (await asyncio.wait_for(reader.readline(), WAIT_TIMEOUT_SECONDS)).startswith(b"HTTP/1.1 413 ")
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), WAIT_TIMEOUT_SECONDS)
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        writer.close()

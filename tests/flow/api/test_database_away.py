@@ -1,6 +1,7 @@
 """Without the database: 503 in time, alive all the while, and as before once it is back."""
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -8,7 +9,11 @@ import pytest
 
 from tests.flow.api.conftest import UNAVAILABLE_SECONDS
 from tests.flow.conftest import MakeApi
+from tests.support.api import Answer, Client
+from tests.support.flow import Flow
 from tests.support.wire import Wire
+
+CLIENTS = 500
 
 QUESTIONS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/events", {"event_type": "a", "payload": 1}),
@@ -46,10 +51,50 @@ async def test_without_the_database_everything_is_503_in_time(
         await wire.open()
     else:
         wire.flow()
-
-    async def accepted() -> None:
-        while (await api.event()).status != 202:  # noqa: ASYNC110  it is the daemon that is asked
-            await asyncio.sleep(0.05)
-
-    await asyncio.wait_for(accepted(), 10)
+    await asyncio.wait_for(accepted(api), 10)
     assert not api.daemon.logged("a request failed")
+
+
+@pytest.mark.parametrize("how", ["cut", "stall"])
+async def test_five_hundred_clients_are_told_and_lose_nothing(
+    how: str, make_api: MakeApi, wire: Wire, flow: Flow
+) -> None:
+    """Accepted once each; without the database 503 with Retry-After; and with the same keys, once each."""
+    api = await make_api(database={"dsn": wire.dsn})
+
+    async def post_all(name: str) -> list[Answer]:
+        return await asyncio.gather(
+            *(
+                api.event(payload={"n": number}, idempotency_key=f"{name}-{number}")
+                for number in range(CLIENTS)
+            )
+        )
+
+    before = await post_all("before")
+    assert {answer.status for answer in before} == {202}
+    getattr(wire, how)()
+    during = await post_all("during")
+    assert {answer.told for answer in during} == {(503, "unavailable")}
+    assert all(answer.headers["Retry-After"] for answer in during)
+    if how == "cut":
+        await wire.open()
+    else:
+        wire.flow()
+    await asyncio.wait_for(accepted(api), 10)
+    after = await post_all("during")
+    assert {answer.status for answer in after} == {202}
+    rows = await flow.daemon.fetch(
+        "select id, idempotency_key as key, payload from webhookd.events where idempotency_key is not null"
+    )
+    stored = {row["key"]: (row["id"], json.loads(row["payload"])["n"]) for row in rows}
+    assert len(rows) == len(stored) == 2 * CLIENTS
+    for name, answers in (("before", before), ("during", after)):
+        for number, answer in enumerate(answers):
+            assert stored[f"{name}-{number}"] == (answer.body["id"], number)
+    assert not api.daemon.logged("a request failed")
+
+
+async def accepted(api: Client) -> None:
+    """Return when an event is."""
+    while (await api.event()).status != 202:  # noqa: ASYNC110  it is the daemon that is asked
+        await asyncio.sleep(0.05)

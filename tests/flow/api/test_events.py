@@ -108,7 +108,7 @@ async def test_an_event_tells_what_became_of_it(api: Client, endpoint: Endpoint,
     assert found["more_deliveries"] is False
     deliveries = {one["subscription_id"]: (one["status"], one["reason"]) for one in found["deliveries"]}
     assert deliveries == {
-        delivered["id"]: ("Completed", None),
+        delivered["id"]: ("Completed", "delivered"),
         inactive["id"]: ("not_routed", "inactive"),
         unverified.body["id"]: ("not_routed", "unverified"),
         late["id"]: ("not_routed", "subscribed_later"),
@@ -116,3 +116,11 @@ async def test_an_event_tells_what_became_of_it(api: Client, endpoint: Endpoint,
     [saga] = [one for one in found["deliveries"] if one["saga_id"]]
     assert saga["attempt_count"] == 1
     assert saga["held"] is False
+    assert saga["callback_url"] == endpoint.url("/hook")
+    assert saga["explanation"].startswith("Delivered at 20")
+    shown = (await api.get(f"/v1/deliveries/{saga['saga_id']}")).body
+    assert {name: shown[name] for name in ("reason", "explanation", "buried_as")} == {
+        "reason": "delivered",
+        "explanation": saga["explanation"],
+        "buried_as": None,
+    }

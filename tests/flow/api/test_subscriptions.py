@@ -12,6 +12,7 @@ from tests.support.api import Client, is_time
 from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.traffic import verifies
 from tests.support.waiting import until
 
 
@@ -184,3 +185,13 @@ async def test_a_rotated_secret_signs_beside_the_old_one(make_api: MakeApi, endp
     for secret in (made["secret"], rotated.body["secret"]):
         Webhook(secret).verify(request.body, request.headers)
     assert (await api.post("/v1/subscriptions/999/rotate-secret")).told == (404, "not_found")
+
+
+async def test_a45_two_subscriptions_may_have_one_address(api: Client, endpoint: Endpoint) -> None:
+    """Each has its own secret, and gets the event by itself."""
+    made = [await api.subscribe(endpoint) for _ in range(2)]
+    event_id = (await api.event()).body["id"]
+    requests = (await endpoint.received(4))[2:]
+    for subscription in made:
+        assert sum(verifies(request, subscription["secret"]) for request in requests) == 1
+    assert {request.headers["webhook-id"] for request in requests} == {f"evt_{event_id}"}

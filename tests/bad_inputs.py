@@ -1,0 +1,247 @@
+"""The project's list of bad inputs, row by row: the tests that show what each gets, or why it differs here.
+
+Rows have the letters and numbers of the list that the project was planned with: A callback URLs, B bodies
+of events, C parameters, tokens and protocol, D a subscription's own headers, F configuration, G commands.
+(E, what endpoints answer, is in tests/unit/outbound/test_client_answers.py and tests/flow/test_endpoints.py.)
+A test is named by its file and function; a sentence that begins with "Differs:" says why there is none.
+tests/test_bad_inputs.py checks that each row is here and each test there.
+"""
+
+CLIENT_ADDRESSES = "tests/unit/outbound/test_client_addresses.py"
+URLS = "tests/unit/outbound/test_urls.py::test_a_bad_url_is_refused_with_its_code"
+LITERALS = "tests/unit/outbound/test_urls.py::test_a_literal_address_that_is_not_public_is_refused"
+DIALLED = "tests/unit/outbound/test_client_addresses.py::test_a_blocked_literal_is_never_dialled"
+API_URLS = "tests/flow/test_addresses.py::test_the_api_refuses_every_such_url"
+HEADERS = "tests/unit/outbound/test_headers.py::test_bad_headers_are_refused_with_their_code"
+API_SUBSCRIPTIONS = (
+    "tests/flow/api/test_subscriptions.py::test_bad_addresses_headers_and_policies_are_refused"
+)
+NO_EVENT = "tests/flow/api/test_bodies.py::test_bodies_that_are_no_event_are_refused"
+LARGE = "tests/flow/api/test_bodies.py::test_a_body_may_be_as_large_as_is_set"
+ENCODED = "tests/flow/api/test_bodies.py::test_wrong_types_and_encodings_are_refused"
+KEPT = "tests/flow/api/test_events.py::test_what_json_allows_is_kept"
+KEY = "tests/flow/api/test_events.py::test_an_idempotency_key_stores_once"
+TOKENS = "tests/flow/api/test_tokens.py::test_tokens_that_are_none"
+PARAMETERS = "tests/flow/api/test_protocol.py::test_ids_and_parameters_that_are_none"
+AWAY = "tests/flow/api/test_database_away.py::test_without_the_database_everything_is_503_in_time"
+BAD_FILE = "tests/flow/reload/test_bad_files.py::test_a_bad_file_changes_nothing"
+BAD_SETTING = "tests/flow/test_start.py::test_a_bad_configuration"
+NO_TENANTS = "Differs: there are no tenants; a token has scopes, and who may read may read all."
+
+BLOCKED_LITERAL = (LITERALS, API_URLS, DIALLED)
+BAD_URL = (URLS, API_URLS)
+BAD_HEADER = (HEADERS, API_SUBSCRIPTIONS)
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "A1": BAD_URL,
+    "A2": BAD_URL,
+    "A3": BAD_URL,
+    "A4": BAD_URL,
+    "A5": BAD_URL,
+    "A6": BAD_URL,
+    "A8": BAD_URL,
+    "A9": BLOCKED_LITERAL,
+    "A10": BLOCKED_LITERAL,
+    "A11": BLOCKED_LITERAL,
+    "A13": BLOCKED_LITERAL,
+    "A15": BLOCKED_LITERAL,
+    "A16": (*BLOCKED_LITERAL, URLS),
+    "A18": BLOCKED_LITERAL,
+    "A19": BLOCKED_LITERAL,
+    "A21": (
+        *BAD_URL,
+        *BLOCKED_LITERAL,
+        "tests/unit/outbound/test_addresses.py::test_a21_an_address_with_a_zone_is_never_permitted",
+    ),
+    "A22": BLOCKED_LITERAL,
+    "A23": BLOCKED_LITERAL,
+    "A24": (
+        *BAD_URL,
+        "tests/unit/outbound/test_client_addresses.py::test_a_number_for_a_host_is_never_dialled",
+    ),
+    "A25": (
+        *BAD_URL,
+        CLIENT_ADDRESSES + "::test_a25_a_hexadecimal_host_is_blocked_by_what_it_resolves_to",
+    ),
+    "A29": (*BAD_URL, "tests/unit/outbound/test_urls.py::test_a_good_url_is_stored_in_one_form"),
+    "A30": BAD_URL,
+    "A31": (
+        *BAD_URL,
+        "tests/unit/outbound/test_client_addresses.py::test_a31_a_url_that_no_rule_would_let_in_is_an_outcome",
+        "tests/unit/outbound/test_client_answers.py::test_a31_a_bug_of_ours_is_an_outcome_and_is_logged",
+    ),
+    "A33": (*BAD_URL, "Differs: ports are 443 and 1024 to 65535, so 5432 and 6379 are ports like others."),
+    "A34": BAD_URL,
+    "A36": (*BAD_URL, "Differs: 500 characters, as the table says."),
+    "A38": (
+        CLIENT_ADDRESSES + "::test_a38_a_name_is_looked_up_once_and_what_was_judged_is_dialled",
+        "tests/flow/test_addresses.py::test_a_name_that_moves_to_a_private_address_is_not_followed",
+    ),
+    "A39": (
+        "tests/unit/outbound/test_client_addresses.py::test_a39_of_a_mixed_answer_only_the_good_are_dialled",
+    ),
+    "A40": (
+        "tests/unit/outbound/test_client_addresses.py::test_a_name_with_a_blocked_address_is_never_dialled",
+    ),
+    "A41": (
+        "tests/unit/outbound/test_client_addresses.py::test_a41_of_many_addresses_few_are_tried",
+        "tests/unit/outbound/test_client_addresses.py::test_a41_the_lookup_is_inside_the_deadline",
+        "tests/flow/test_addresses.py::test_of_five_hundred_addresses_four_are_tried",
+        "tests/flow/test_addresses.py::test_a_name_that_is_never_answered_times_out",
+    ),
+    "A42": (
+        "tests/unit/outbound/test_client_addresses.py::test_a_name_without_an_address_fails_as_dns",
+        "Differs: a name is not looked up when a subscription is written; it is unverified until it answers.",
+    ),
+    "A43": (
+        CLIENT_ADDRESSES + "::test_a43_the_daemons_own_address_is_blocked_even_where_its_network_is_allowed",
+        "tests/flow/test_addresses.py::test_the_daemons_own_api_is_not_dialled",
+    ),
+    "A44": ("tests/flow/api/test_verification.py::test_verification_goes_through_the_guard",),
+    "A45": (
+        "tests/flow/api/test_subscriptions.py::test_a45_two_subscriptions_may_have_one_address",
+        "Differs: allowed; each is a subscription of its own, with its own secret and deliveries.",
+    ),
+    "B1": (LARGE,),
+    "B2": ("tests/flow/api/test_bodies.py::test_a_length_that_is_too_large_is_refused_from_the_header",),
+    "B3": (LARGE, "tests/flow/api/test_bodies.py::test_b3_a_body_without_end_is_cut_off"),
+    "B4": (ENCODED,),
+    "B5": (ENCODED,),
+    "B7": (ENCODED,),
+    "B8": (NO_EVENT,),
+    "B9": (NO_EVENT,),
+    "B10": (KEPT, "Differs: a payload is any JSON text, kept to the byte, escapes of NUL too."),
+    "B12": (NO_EVENT, KEPT, "Differs: 1e999 is JSON, and a payload's numbers are not looked at."),
+    "B14": (KEPT, "Differs: 1e200000 is JSON, and a payload's numbers are not looked at."),
+    "B15": (NO_EVENT,),
+    "B17": ("tests/flow/api/test_events.py::test_an_event_is_accepted_and_delivered_byte_for_byte",),
+    "B18": (NO_EVENT, KEPT, "Differs: a payload may be any JSON value; the body must be an object."),
+    "B19": (NO_EVENT,),
+    "B20": (KEY, "Differs: the signed id is the event's own, so a key may have dots."),
+    "B21": (KEY,),
+    "B22": (KEY,),
+    "B23": (NO_TENANTS,),
+    "B24": ("tests/schema/test_publish.py::test_twenty_callers_at_once_make_one_event",),
+    "B25": (
+        AWAY,
+        "tests/flow/test_database_faults.py::test_a_killed_server_loses_nothing_that_was_acknowledged",
+    ),
+    "B26": (
+        NO_EVENT,
+        PARAMETERS,
+        "tests/flow/api/test_dead_letters.py::test_dead_letters_are_listed_and_requeued_by_filter",
+        "Differs: an event's time is the database's, and a time of the caller's an unknown field.",
+    ),
+    "B27": (NO_EVENT,),
+    "B29": ("tests/flow/api/test_batches.py::test_a_batch_has_a_thousand_events_at_most",),
+    "B30": (NO_TENANTS,),
+    "C1": (TOKENS, "tests/flow/api/test_tokens.py::test_each_route_needs_its_scope"),
+    "C2": (TOKENS,),
+    "C3": ("tests/flow/reload/test_access.py::test_tokens_are_reloaded",),
+    "C4": (TOKENS,),
+    "C5": (NO_TENANTS,),
+    "C7": (PARAMETERS, "tests/schema/test_pages.py::test_a_cursor_of_no_row_is_refused"),
+    "C8": (
+        PARAMETERS,
+        "tests/flow/api/test_protocol.py::test_what_is_not_http_is_answered_and_closed",
+        "Differs: ids are numbers, and any number of digits is an id that there is not.",
+    ),
+    "C10": (PARAMETERS,),
+    "C11": (API_SUBSCRIPTIONS, "tests/flow/api/test_subscriptions.py::test_a_patch_changes_what_it_names"),
+    "C12": (API_SUBSCRIPTIONS,),
+    "C14": ("tests/flow/api/test_dead_letters.py::test_a_requeue_to_a_held_subscription_is_refused",),
+    "C15": (
+        "tests/flow/api/test_dead_letters.py::test_a_dead_letter_is_shown_and_requeued_once",
+        "tests/schema/test_saga_states.py::test_no_column_of_a_terminal_saga_changes",
+        "Differs: what is requeued is a dead letter, which a Completed delivery never has: 404.",
+    ),
+    "C16": ("tests/schema/test_subscriptions.py::test_at_most_four_secrets_sign",),
+    "C17": (
+        "tests/unit/test_server.py::test_headers_have_a_deadline",
+        "tests/unit/test_server.py::test_a_body_has_a_deadline",
+    ),
+    "C19": ("tests/unit/test_server.py::test_one_connection_too_many_ends_the_idlest",),
+    "C20": (
+        "tests/flow/api/test_protocol.py::test_unknown_routes_and_methods",
+        "Differs: every answer is JSON, whatever Accept says.",
+    ),
+    "C21": (
+        "tests/flow/api/test_subscriptions.py::test_a_subscription_is_made_and_read",
+        "Differs: a secret is shown once and no part of it again; a token is stored as its digest.",
+    ),
+    "C22": (
+        "tests/flow/api/test_tokens.py::test_without_tokens_a_web_page_may_not_ask",
+        "Differs: no decision is made by a client's address, so X-Forwarded-For is not read at all.",
+    ),
+    "C23": (AWAY,),
+    "D1": (
+        *BAD_HEADER,
+        "tests/unit/outbound/test_client_answers.py::test_d1_a_header_that_would_break_the_request_is_an_outcome",
+        "tests/flow/test_endpoints.py::test_headers_that_would_break_a_request_are_not_sent",
+    ),
+    "D2": BAD_HEADER,
+    "D3": BAD_HEADER,
+    "D4": BAD_HEADER,
+    "D6": BAD_HEADER,
+    "D7": BAD_HEADER,
+    "D8": BAD_HEADER,
+    "D10": BAD_HEADER,
+    "D11": BAD_HEADER,
+    "D12": (*BAD_HEADER, "tests/unit/outbound/test_headers.py::test_d12_the_total_counts_what_is_sent"),
+    "D13": BAD_HEADER,
+    "D16": (API_SUBSCRIPTIONS,),
+    "F1": (
+        BAD_FILE,
+        BAD_SETTING,
+        "tests/unit/test_config.py::test_what_is_not_toml_is_refused_with_its_line",
+        "tests/unit/test_config.py::test_a_byte_order_mark_is_refused_with_its_line",
+        "tests/unit/test_config.py::test_lines_may_end_as_on_windows",
+        "tests/unit/test_config.py::test_a_named_file_must_be_there",
+        "tests/unit/test_config.py::test_no_file_is_fine",
+    ),
+    "F3": (BAD_FILE, BAD_SETTING, "tests/unit/test_config.py::test_f3_a_number_out_of_its_range_is_refused"),
+    "F4": (BAD_FILE, BAD_SETTING),
+    "F5": (AWAY, "Differs: `check` compares the pool with what the server has, and says so."),
+    "F6": ("Differs: `check` and `serve` warn of a file with secrets that others can read.",),
+    "F7": (
+        "tests/unit/test_config.py::test_the_environment_wins_over_the_file",
+        "Differs: the environment wins over the file, and no command prints the configuration.",
+    ),
+    "F8": ("Differs: secrets are in a table of their own, not encrypted yet, so there is no key.",),
+    "F9": ("Differs: secrets are not encrypted yet, so there is no key to be unknown.",),
+    "F11": (
+        "tests/unit/outbound/test_client_answers.py::test_f11_a_proxy_in_the_environment_is_not_used",
+        "tests/flow/test_addresses.py::test_a_proxy_or_password_file_of_the_environment_is_not_used",
+    ),
+    "F12": (
+        "Differs: a service's environment is its unit's, and who sets PYTHONPATH may as well replace it.",
+    ),
+    "F13": ("Differs: `check` and `serve` warn of an unencrypted way to a database on another host.",),
+    "F15": (
+        "tests/flow/reload/test_keys.py::test_a_key_of_the_start_is_named_and_left_alone",
+        "Differs: database.dsn needs a restart, and a reload that finds it changed says so.",
+    ),
+    "F16": (
+        "tests/schema/test_orchestration.py::test_a_retry_is_due_after_its_delay",
+        "tests/schema/test_publish.py::test_the_event_has_its_transactions_time",
+        "Differs: schedules, leases and signatures go by the database's clock, timeouts by a monotonic one.",
+    ),
+    "G1": ("tests/schema/test_migrate_command.py::test_an_unknown_word_is_wrong_usage",),
+    "G2": ("Differs: see the tests of `publish` in tests/flow/cli.",),
+    "G4": ("Differs: see the tests of `dead-letters requeue` in tests/flow/cli.",),
+    "G5": ("Differs: see the tests of the commands that take an id in tests/flow/cli.",),
+    "G6": ("Differs: no command takes a secret as an argument; see the tests of `token` in tests/flow/cli.",),
+    "G8": ("tests/schema/test_migrate_command.py::test_an_interrupted_migration_leaves_nothing",),
+    "G9": (
+        "tests/schema/test_migrate_command.py::test_a_closed_port_is_unavailable",
+        "tests/schema/test_migrate_command.py::test_a_wrong_password_is_unavailable",
+        "tests/schema/test_migrate_command.py::test_a_login_without_rights_is_refused",
+        "tests/flow/test_start.py::test_an_empty_database_is_refused",
+        "tests/flow/test_start.py::test_a_newer_schema_is_refused",
+    ),
+    "G11": ("Differs: root may run it, as in a container; the unit gives it a user of its own.",),
+    "G12": (
+        "tests/flow/test_lifecycle.py::test_three_instances_share_the_work",
+        "Differs: instances have no names to choose; each makes its own, with a random part.",
+    ),
+}

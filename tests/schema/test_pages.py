@@ -1,0 +1,320 @@
+"""Lists, page by page, beside 200,000 deliveries that are over: what a page touches, and what it shows.
+
+Each list is asked for its first and its last page, with every combination of filters: those that match much,
+and those that match three rows at the far ends of the past. The session's own counters tell what was read.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+import asyncpg
+import pytest
+
+from tests.support.database import Cluster, Database
+from tests.support.flow import Flow
+from tests.support.history import (
+    RARE_ERROR,
+    SAGAS_OF_EVENT,
+    SUBSCRIPTION_OF_RARE_ERROR,
+    vacuum,
+    watch,
+    write_history,
+)
+from tests.support.postgres import run_apart
+from webhookd.model.errors import Refused
+from webhookd.model.states import SagaStatus
+from webhookd.model.why import Limits
+from webhookd.store import dead_letters, reads
+from webhookd.store.dead_letters import Filter
+from webhookd.store.pages import Page
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tests.support.database import Connection
+
+    List: TypeAlias = Callable[[Connection, Page], Awaitable[list[dict[str, Any]]]]
+
+Result = TypeVar("Result")
+
+SIZE = 200_000
+LIMIT = 20
+# A page reads at most so many rows of an index, or of five, a block each; and looks something up for each row
+# it shows, three levels and a row. The rest is descents, and the planner's own looks at the ends of indexes.
+BLOCKS_OF_ROW = 4
+BLOCKS_OF_PAGE = 60 + LIMIT
+BLOCKS_OF_FIVE_PIECES = 100 + 5 * LIMIT
+# A delivery that is explained: its saga, its last job, its dead letter, its endpoint, its turn.
+BLOCKS_OF_WHY = 24
+LIMITS = Limits(subscription_window=64, max_attempts=5)
+
+# Three deliveries in the whole past: its first, its middle, its last.
+RARE_SUBSCRIPTION = 398
+# Nothing but failures since its few successes, at the beginning; and thousands of dead letters.
+DOWN_SUBSCRIPTION = 397
+DOWN_ERROR = "TIMEOUT"
+RARE_TYPE = "type.rare"
+FAR_APART = f"(100, {SIZE // 2}, {SIZE - 100})"
+UNUSUAL = (
+    f"""
+    update webhookd.webhook_delivery_sagas set subscription_id = 1 where subscription_id = {RARE_SUBSCRIPTION}
+    """,
+    f"""
+    update webhookd.webhook_delivery_sagas
+    set subscription_id = {RARE_SUBSCRIPTION}, status = 'PendingRetry', final_error_code = '{DOWN_ERROR}'
+    where id in {FAR_APART}
+    """,
+    f"""
+    update webhookd.webhook_delivery_sagas set status = 'DeadLettered', final_error_code = '{DOWN_ERROR}'
+    where subscription_id = {DOWN_SUBSCRIPTION} and id > 2000
+    """,
+    f"update webhookd.events set event_type = '{RARE_TYPE}' where id in (9, {SIZE // 8}, {SIZE // 4 - 9})",
+    f"update webhookd.dead_letters set subscription_id = {DOWN_SUBSCRIPTION} where id between 3000 and 9000",
+    # Of the code that is everybody's, at the subscription that has the rare one; far from the others.
+    f"""
+    update webhookd.dead_letters set subscription_id = {SUBSCRIPTION_OF_RARE_ERROR}
+    where id in (select id from webhookd.dead_letters where final_error_code = 'HTTP_500' order by id limit 3)
+    """,
+)
+
+
+class Case(NamedTuple):
+    """A list, and the same in SQL, to check it against."""
+
+    ask: "List"
+    filters: dict[str, Any]
+    expected: str
+
+
+def deliveries(where: str, **filters: Any) -> Case:
+    """A list of deliveries."""
+    return Case(
+        lambda connection, page: reads.deliveries(connection, page, **filters),
+        filters,
+        f"select id from webhookd.webhook_delivery_sagas where {where} order by id desc",
+    )
+
+
+def events(where: str, **filters: Any) -> Case:
+    """A list of events."""
+    return Case(
+        lambda connection, page: reads.events(connection, page, **filters),
+        filters,
+        f"select id from webhookd.events where {where} order by created_at desc, id desc",
+    )
+
+
+def letters(where: str, **filters: Any) -> Case:
+    """A list of dead letters."""
+
+    async def ask(connection: "Connection", page: Page) -> list[dict[str, Any]]:
+        return await reads.dead_letters(connection, page, await with_times(connection, filters))
+
+    return Case(
+        ask, filters, f"select id from webhookd.dead_letters where {where} order by failed_at desc, id desc"
+    )
+
+
+async def with_times(connection: "Connection", filters: dict[str, Any]) -> Filter:
+    """A filter; its times are given as the ids of the dead letters that failed then."""
+    times: dict[str, datetime] = {
+        name: await connection.fetchval("select failed_at from webhookd.dead_letters where id = $1", value)
+        for name, value in filters.items()
+        if name.startswith("failed")
+    }
+    return Filter(**filters | times)
+
+
+def at(letter_id: int) -> str:
+    """When a dead letter failed, in SQL."""
+    return f"(select failed_at from webhookd.dead_letters where id = {letter_id})"
+
+
+RARE, DOWN = RARE_SUBSCRIPTION, DOWN_SUBSCRIPTION
+COMPLETED, DEAD = SagaStatus.COMPLETED, SagaStatus.DEAD_LETTERED
+BOTH = f"subscription_id = {SUBSCRIPTION_OF_RARE_ERROR} and final_error_code = 'HTTP_500'"
+CASES = {
+    "deliveries": deliveries("true"),
+    "deliveries, completed": deliveries("status = 'Completed'", status=COMPLETED),
+    "deliveries, dead": deliveries("status = 'DeadLettered'", status=DEAD),
+    "deliveries, rare status": deliveries("status = 'PendingRetry'", status=SagaStatus.PENDING_RETRY),
+    "deliveries, no such status": deliveries("status = 'Pending'", status=SagaStatus.PENDING),
+    "deliveries, subscription": deliveries("subscription_id = 1", subscription_id=1),
+    "deliveries, rare subscription": deliveries(f"subscription_id = {RARE}", subscription_id=RARE),
+    "deliveries, no such subscription": deliveries("subscription_id = 9999", subscription_id=9999),
+    "deliveries, subscription and status": deliveries(
+        "subscription_id = 1 and status = 'Completed'", subscription_id=1, status=COMPLETED
+    ),
+    "deliveries, subscription and rare status": deliveries(
+        f"subscription_id = {DOWN} and status = 'Completed'", subscription_id=DOWN, status=COMPLETED
+    ),
+    "deliveries, event": deliveries("event_id = 12", event_id=12),
+    "deliveries, event and subscription": deliveries(
+        "event_id = 2 and subscription_id = 2", event_id=2, subscription_id=2
+    ),
+    "deliveries, event and status": deliveries(
+        "event_id = 30000 and status = 'DeadLettered'", event_id=30000, status=DEAD
+    ),
+    "events": events("true"),
+    "events, type": events("event_type = 'type.n7'", event_type="type.n7"),
+    "events, rare type": events(f"event_type = '{RARE_TYPE}'", event_type=RARE_TYPE),
+    "events, no such type": events("event_type = 'type.none'", event_type="type.none"),
+    "events, key": events("idempotency_key = 'past-4'", idempotency_key="past-4"),
+    "events, key and another type": events("false", idempotency_key="past-4", event_type="type.n7"),
+    "dead letters": letters("true"),
+    "dead letters, subscription": letters("subscription_id = 1", subscription_id=1),
+    "dead letters, code": letters("final_error_code = 'HTTP_500'", error_code="HTTP_500"),
+    "dead letters, rare code": letters(f"final_error_code = '{RARE_ERROR}'", error_code=RARE_ERROR),
+    "dead letters, no such code": letters("final_error_code = 'X'", error_code="X"),
+    "dead letters, subscription and code": letters(
+        BOTH, subscription_id=SUBSCRIPTION_OF_RARE_ERROR, error_code="HTTP_500"
+    ),
+    "dead letters, subscription and no such code": letters("false", subscription_id=DOWN, error_code="X"),
+    "dead letters, beginning": letters(f"failed_at < {at(30)}", failed_before=30),
+    "dead letters, before all": letters(f"failed_at < {at(1)}", failed_before=1),
+    "dead letters, end": letters(f"failed_at >= {at(9000)}", failed_after=9000),
+    "dead letters, window": letters(
+        f"failed_at >= {at(900)} and failed_at < {at(960)}", failed_after=900, failed_before=960
+    ),
+    "dead letters, subscription's beginning": letters(
+        f"subscription_id = 1 and failed_at < {at(9000)}", subscription_id=1, failed_before=9000
+    ),
+    "dead letters, subscription's end": letters(
+        f"subscription_id = {DOWN} and failed_at >= {at(8998)}", subscription_id=DOWN, failed_after=8998
+    ),
+    "dead letters, code's beginning": letters(
+        f"final_error_code = 'HTTP_500' and failed_at < {at(50)}", error_code="HTTP_500", failed_before=50
+    ),
+    "dead letters, all four": letters(
+        f"{BOTH} and failed_at >= {at(2)} and failed_at < {at(9000)}",
+        subscription_id=SUBSCRIPTION_OF_RARE_ERROR,
+        error_code="HTTP_500",
+        failed_after=2,
+        failed_before=9000,
+    ),
+}
+
+
+LETTERS = {name: case.filters for name, case in CASES.items() if name.startswith("dead letters")}
+
+
+@pytest.fixture(scope="module", params=["known", "unknown"])
+def past(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """Give the past, with statistics from before its unusual rows, and from after."""
+    database = run_apart(write_past(cluster, known=request.param == "known"))
+    yield database
+    run_apart(cluster.drop_database(database))
+
+
+async def write_past(cluster: Cluster, *, known: bool) -> Database:
+    """A long past with unusual rows in it, of which the planner knows or not."""
+    database = await cluster.create_database(migrated=True)
+    superuser = await database.connect("superuser")
+    await write_history(superuser, SIZE)
+    async with superuser.transaction():
+        await superuser.execute("set local session_replication_role = replica")
+        for statement in UNUSUAL:
+            await superuser.execute(statement)
+    await vacuum(superuser, analyze=known)
+    await database.close()
+    return database
+
+
+@pytest.fixture
+async def daemon(past: Database) -> "AsyncIterator[Connection]":
+    """Give a session of the daemon's."""
+    yield await past.connect()
+    await past.close()
+
+
+async def blocks_touched(
+    daemon: "Connection", call: "Callable[[Connection], Awaitable[Result]]"
+) -> tuple[Result, int]:
+    """What a call gives, and how many blocks it fetched of tables that grow."""
+    result, touched = await watch(daemon, call)
+    return result, sum(count for table, count in touched.blocks.items() if table != "subscriptions")
+
+
+def allowed_blocks(name: str, rows: int) -> int:
+    """What a page of so many rows may touch."""
+    of_page = BLOCKS_OF_FIVE_PIECES if name.endswith(" subscription") else BLOCKS_OF_PAGE
+    return of_page + BLOCKS_OF_ROW * rows
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_page_costs_what_it_shows_wherever_it_is(daemon: "Connection", name: str) -> None:
+    """First and last page have the rows that they should, and touch a bounded number of blocks for each."""
+    case = CASES[name]
+    expected = [row["id"] for row in await daemon.fetch(case.expected)]
+    last = expected[-LIMIT - 1] if len(expected) > LIMIT else None
+    for page, shown in ((Page(LIMIT), expected[:LIMIT]), (Page(LIMIT, last), expected[-LIMIT:])):
+        rows, blocks = await blocks_touched(daemon, lambda c, page=page: case.ask(c, page))  # type: ignore[misc]
+        assert [row["id"] for row in rows] == shown
+        assert blocks <= allowed_blocks(name, len(rows))
+
+
+# By the index: a list that is in need of it.
+IN_NEED_OF = {
+    "idx_event_type": "events, rare type",
+    "idx_saga_status": "deliveries, rare status",
+    "idx_saga_subscription_status": "deliveries, rare subscription",
+    "idx_dead_failed": "dead letters",
+    "idx_dead_subscription": "dead letters, subscription's end",
+    "idx_dead_error": "dead letters, rare code",
+    "idx_dead_subscription_error": "dead letters, subscription and no such code",
+}
+
+
+@pytest.mark.parametrize("index", IN_NEED_OF)
+async def test_a_missing_index_is_missed(past: Database, index: str) -> None:
+    """Without it a page that it serves touches more blocks than the tests above allow."""
+    superuser = await past.connect("superuser")
+    name = IN_NEED_OF[index]
+    transaction = superuser.transaction()
+    await transaction.start()
+    await superuser.execute(f"drop index webhookd.{index}")
+    rows, blocks = await blocks_touched(superuser, lambda c: CASES[name].ask(c, Page(LIMIT)))
+    await transaction.rollback()
+    await past.close()
+    assert blocks > allowed_blocks(name, len(rows))
+
+
+@pytest.mark.parametrize("name", LETTERS)
+async def test_a_batch_of_a_requeue_costs_what_it_matches(daemon: "Connection", name: str) -> None:
+    """Oldest first, the first batch and the last: each matches what the list has, and reads that alone."""
+    which = await with_times(daemon, LETTERS[name])
+    expected = [row["id"] for row in await daemon.fetch(CASES[name].expected)][::-1]
+    whole = len(expected) // LIMIT * LIMIT
+    for start in {0, whole}:
+        after_id = expected[start - 1] if start else 0
+
+        def requeue(c: "Connection", after_id: int = after_id) -> Awaitable[dead_letters.RequeuedMany]:
+            return dead_letters.requeue_many(c, which, after_id, LIMIT, dry_run=True)
+
+        batch, blocks = await blocks_touched(daemon, requeue)
+        matching = expected[start : start + LIMIT]
+        assert (batch.matched, batch.last_id) == (len(matching), [after_id, *matching][-1])
+        assert blocks <= BLOCKS_OF_PAGE + BLOCKS_OF_ROW * batch.matched
+
+
+async def test_why_costs_what_it_tells(daemon: "Connection") -> None:
+    """An event of four subscriptions, at the beginning of the past and at its end."""
+    for event_id in (1, SIZE // 4):
+
+        def tell(c: "Connection", event_id: int = event_id) -> "Awaitable[dict[str, Any] | None]":
+            return reads.event(c, event_id, LIMITS)
+
+        found, blocks = await blocks_touched(daemon, tell)
+        assert found is not None
+        assert len(found["deliveries"]) == SAGAS_OF_EVENT
+        assert blocks <= BLOCKS_OF_PAGE + BLOCKS_OF_WHY * SAGAS_OF_EVENT
+
+
+async def test_a_cursor_of_no_row_is_refused(flow: Flow) -> None:
+    """Where a list is by time, a cursor is a row's id, and has a place only while there is such a row."""
+    with pytest.raises(Refused, match="cursor: there is no dead letter 7"):
+        await reads.dead_letters(flow.daemon, Page(LIMIT, 7), Filter())
+    with pytest.raises(Refused, match="cursor: there is no event 7"):
+        await reads.events(flow.daemon, Page(LIMIT, 7), "type.n7")
+    with pytest.raises(asyncpg.PostgresError, match="after_id must be 0 or the id of a dead letter"):
+        await dead_letters.requeue_many(flow.daemon, Filter(), 7, LIMIT, dry_run=True)
