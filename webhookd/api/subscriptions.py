@@ -191,7 +191,7 @@ class Subscriptions:
         return changes
 
     def _checked_url(self, text: str) -> str:
-        checked = check_callback_url(text, AddressPolicy.of(self._settings().delivery.allow_networks))
+        checked = check_callback_url(text, AddressPolicy.of(self._settings().delivery.networks))
         if isinstance(checked, UrlProblem):
             raise invalid(f"callback_url {checked.detail}", checked.code.value)
         return checked.text

@@ -11,6 +11,7 @@ import msgspec
 from webhookd.api.database import Database
 from webhookd.api.problems import Problem, unavailable
 from webhookd.config.settings import Settings
+from webhookd.outbound.challenge import EVENT_TYPE, ChallengeMessage
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import sign
@@ -18,7 +19,6 @@ from webhookd.store import reads, subscriptions
 from webhookd.store.connection import Connection
 from webhookd.store.subscriptions import Challenge
 
-EVENT_TYPE = "webhookd.verification"
 # Each may take a whole delivery's timeout; the client has connections for so many beside the deliveries'.
 MAX_UNDER_WAY = VERIFICATION_CONNECTIONS
 
@@ -48,7 +48,7 @@ class Verification:
             return begun, int((await reads.database_time(connection)).timestamp())
 
         begun, timestamp = await self._database.ask(begin)
-        body = msgspec.json.encode({"type": EVENT_TYPE, "challenge": begun.challenge})
+        body = msgspec.json.encode(ChallengeMessage(begun.challenge))
         outcome = await self._client.post(
             begun.callback_url,
             _headers(begun, timestamp, body),

@@ -17,11 +17,13 @@ INTERRUPTED = 130
 
 # In the order of --help. Each is the `command` of the module that has its name.
 COMMANDS = (
+    "demo",
     "serve",
+    "listen",
+    "publish",
     "migrate",
     "check",
     "status",
-    "publish",
     "subscriptions",
     "deliveries",
     "dead-letters",

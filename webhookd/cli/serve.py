@@ -13,8 +13,13 @@ from webhookd.supervisor import daemon
 
 @click.command("serve")
 @click.option("--services", help="Which services this instance runs, separated by commas (default: all).")
+@click.option(
+    "--local",
+    is_flag=True,
+    help="For development: also deliver to this machine, and trust the certificate of `webhookd listen`.",
+)
 @click.pass_obj
-def command(config_path: Path | None, services: str | None) -> None:
+def command(config_path: Path | None, services: str | None, *, local: bool) -> None:
     """Run an instance: route, orchestrate, deliver, until told to stop.
 
     SIGHUP reloads the configuration. SIGTERM drains and ends; a second one ends at once.
@@ -23,6 +28,8 @@ def command(config_path: Path | None, services: str | None) -> None:
     if services is not None:
         _require_known(services)
         environment["WEBHOOKD_SERVICES_ENABLED"] = services
+    if local:
+        environment["WEBHOOKD_DELIVERY_LOCAL"] = "true"
 
     # Found once: a reload that no longer finds it is refused, and does not fall back to the defaults.
     path = find_file(config_path, environment)

@@ -18,6 +18,7 @@ Delay: TypeAlias = Annotated[float, Meta(ge=0, le=31_536_000)]
 _ADDRESS = r"(\[[0-9a-fA-F:]+\]|[^:\[\]]+):[0-9]{1,5}"
 Address: TypeAlias = Annotated[str, Meta(pattern=rf"^{_ADDRESS}\Z")]
 HIGHEST_PORT = 65535
+LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 
 Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper"]
 Scope: TypeAlias = Literal["ingest", "subscriptions", "operate", "read", "jobs"]
@@ -100,8 +101,14 @@ class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: Seconds = 60.0
     ca_file: str = ""
     allow_networks: tuple[str, ...] = ()
+    local: bool = False
     # At least what is kept of an answer: a challenge must be found in it.
     max_response_bytes: Annotated[int, Meta(ge=4096, le=16_777_216)] = 65_536
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """What may be delivered to although it is not public."""
+        return self.allow_networks + (LOOPBACK_NETWORKS if self.local else ())
 
 
 class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):

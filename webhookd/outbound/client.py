@@ -73,12 +73,12 @@ class ClientOptions:
     max_connections: int = 1000
 
 
-def trusted_tls(ca_file: Path | None = None) -> ssl.SSLContext:
-    """TLS 1.2 or newer, verified against the system's authorities and those of the file. Reads files."""
+def trusted_tls(*ca_files: Path) -> ssl.SSLContext:
+    """TLS 1.2 or newer, verified against the system's authorities and those of the files. Reads them."""
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    if ca_file is not None:
+    for ca_file in ca_files:
         try:
             context.load_verify_locations(cafile=ca_file)
         except ValueError as error:

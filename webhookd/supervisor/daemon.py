@@ -145,6 +145,8 @@ class Daemon:
         settings = self._settings
         if self._sockets.api and not settings.api.tokens:
             log.warning("no api.tokens: everybody on this machine may do everything")
+        if settings.delivery.local:
+            log.warning("delivery.local: events may be sent to this machine itself; for development alone")
         if settings.services.shutdown_grace_seconds < settings.delivery.timeout_seconds:
             log.warning(
                 "services.shutdown_grace_seconds is less than delivery.timeout_seconds: "

@@ -1,9 +1,11 @@
-"""What a reload swaps, and what waits for a restart. Pure, but for the CA file that is read."""
+"""What a reload swaps, and what waits for a restart. Pure, but for the CA files that are read."""
 
-from ipaddress import ip_network
+from collections.abc import Iterator
 from pathlib import Path
 
+from webhookd.config.folders import data_dir
 from webhookd.config.settings import Settings
+from webhookd.local.authority import Authority
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, ClientOptions, trusted_tls
 
@@ -24,12 +26,19 @@ def client_options(settings: Settings, own_addresses: frozenset[tuple[IPAddress,
     """What delivery needs of the settings, with everything done that can fail."""
     delivery = settings.delivery
     return ClientOptions(
-        policy=AddressPolicy(tuple(ip_network(network) for network in delivery.allow_networks)),
-        tls=trusted_tls(Path(delivery.ca_file) if delivery.ca_file else None),
+        policy=AddressPolicy.of(delivery.networks),
+        tls=trusted_tls(*_ca_files(settings)),
         own_addresses=own_addresses,
         max_response_bytes=delivery.max_response_bytes,
         max_connections=delivery.concurrency + VERIFICATION_CONNECTIONS,
     )
+
+
+def _ca_files(settings: Settings) -> Iterator[Path]:
+    if settings.delivery.ca_file:
+        yield Path(settings.delivery.ca_file)
+    if settings.delivery.local:
+        yield Authority.in_folder(data_dir(settings)).ca_file
 
 
 def restart_needed(old: Settings, new: Settings) -> list[str]:

@@ -1,5 +1,7 @@
 """Reloaded: who may ask, and who may be asked."""
 
+from pathlib import Path
+
 from tests.flow.conftest import MakeApi, MakeDaemon
 from tests.flow.reload.swaps import swaps
 from tests.flow.test_scenarios import subscribed
@@ -9,6 +11,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.waiting import until
+from webhookd.local.authority import HOSTS, Authority
 
 FAILED = "select exists (select from webhookd.webhook_delivery_jobs where error_code = $1)"
 ALL_COMPLETED = "select bool_and(status = 'Completed') from webhookd.webhook_delivery_sagas"
@@ -64,6 +67,25 @@ async def test_an_authority_taken_out_is_not_trusted(
     await blocked_meanwhile(
         flow, endpoint, daemon, "TLS_FAILED", delivery=({"ca_file": ""}, {"ca_file": ca_file})
     )
+
+
+@swaps("delivery.local")
+async def test_this_machine_is_delivered_to_only_while_local(
+    flow: Flow, make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    """Its address is allowed, and the authority of its receivers trusted, by that key alone."""
+    certificate = tmp_path / "certificate.pem"
+    certificate.write_bytes(Authority.in_folder(tmp_path / "data").issue(HOSTS))
+    closed = {"allow_networks": [], "ca_file": "", "local": False}
+    daemon = make_daemon(retry=PATIENT, database={"data_dir": str(tmp_path / "data")}, delivery=closed)
+    with Endpoint(certificate) as endpoint:
+        await subscribed(flow, endpoint)
+        daemon.configure(delivery={"local": True})
+        await daemon.start()
+        await deliver_over_one_connection(flow, endpoint)
+        await blocked_meanwhile(
+            flow, endpoint, daemon, "ADDRESS_BLOCKED", delivery=({"local": False}, {"local": True})
+        )
 
 
 async def deliver_over_one_connection(flow: Flow, endpoint: Endpoint) -> None:

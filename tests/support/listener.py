@@ -1,0 +1,124 @@
+"""A real `webhookd listen`, as a process with verbs; what it prints is read as it comes."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
+from webhookd.outbound.signatures import sign
+
+
+class ListenerProcess:
+    """One receiver. Its data folder has the authority that its daemon must trust."""
+
+    def __init__(self, folder: Path, data_dir: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._folder = folder
+        self._ca_file = data_dir / "authority" / "ca.pem"
+        self._environment = {"WEBHOOKD_DATABASE_DATA_DIR": str(data_dir)} | dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self, *arguments: str) -> Self:
+        """Start it, and return when it is ready."""
+        self.launch(*arguments)
+        await self._until(lambda: re.search(r"^(Now|Senders)", self.told(), re.MULTILINE), "ready")
+        return self
+
+    def launch(self, *arguments: str) -> None:
+        """Start it, whatever becomes of it."""
+        self._folder.mkdir(exist_ok=True)
+        with (self._folder / "stdout").open("wb") as stdout, (self._folder / "stderr").open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "webhookd", "listen", *arguments],
+                stdout=stdout,
+                stderr=stderr,
+                cwd=self._folder,
+                env=os.environ | self._environment,
+            )
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+    async def ended(self) -> int:
+        """Its exit code, once it has one."""
+        await self._until(lambda: self.process.poll() is not None, "ended")
+        return self.process.returncode
+
+    def stop(self) -> None:
+        """End it, whatever it does, at the end of a test."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def printed(self) -> str:
+        """All that it wrote to stdout."""
+        return (self._folder / "stdout").read_text()
+
+    def told(self) -> str:
+        """All that it wrote to stderr."""
+        return (self._folder / "stderr").read_text()
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"^Listening on (\S+)", self.told(), re.MULTILINE)
+        assert found, self.told()
+        return found[1]
+
+    def lines(self) -> list[Any]:
+        """What it printed with --json."""
+        return [json.loads(line) for line in self.printed().splitlines(keepends=True) if line.endswith("\n")]
+
+    async def deliveries(self, count: int) -> list[Any]:
+        """What it printed with --json, but for challenges, once there are so many."""
+
+        def found() -> list[Any]:
+            return [line for line in self.lines() if not line["challenge"]]
+
+        await self._until(lambda: len(found()) >= count, f"{count} deliveries")
+        return found()
+
+    async def has_printed(self, text: str) -> str:
+        """All that it printed, once this is in it."""
+        await self._until(lambda: text in self.printed(), f"printed {text!r}")
+        return self.printed()
+
+    def send(
+        self, body: bytes, secret: str | None = None, message_id: str = "evt_1", **headers: str
+    ) -> tuple[int, bytes]:
+        """What it answers to a message, signed by this secret. Names of headers have underscores here."""
+        now = int(time.time())
+        given = {"webhook-id": message_id, "webhook-timestamp": str(now)}
+        if secret is not None:
+            given["webhook-signature"] = sign([secret], message_id, now, body)
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url, body, given)  # noqa: S310  https
+        tls = ssl.create_default_context(cafile=self._ca_file)
+        try:
+            with urllib.request.urlopen(request, timeout=10, context=tls) as answer:  # noqa: S310  https
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    async def _until(self, condition: Callable[[], object], what: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + CONDITION_TIMEOUT_SECONDS
+        while not condition():
+            if loop.time() > deadline or (self.process.poll() is not None and what != "ended"):
+                raise AssertionError(f"not {what}: exit {self.process.poll()}\n{self.told()}{self.printed()}")
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)

@@ -1,0 +1,1 @@
+"""Tests of what runs on a developer's machine alone."""
