@@ -23,6 +23,7 @@ KEPT = "tests/flow/api/test_events.py::test_what_json_allows_is_kept"
 KEY = "tests/flow/api/test_events.py::test_an_idempotency_key_stores_once"
 TOKENS = "tests/flow/api/test_tokens.py::test_tokens_that_are_none"
 PARAMETERS = "tests/flow/api/test_protocol.py::test_ids_and_parameters_that_are_none"
+CLI_MISTAKE = "tests/flow/cli/test_usage.py::test_a_mistake_is_one_line"
 AWAY = "tests/flow/api/test_database_away.py::test_without_the_database_everything_is_503_in_time"
 BAD_FILE = "tests/flow/reload/test_bad_files.py::test_a_bad_file_changes_nothing"
 BAD_SETTING = "tests/flow/test_start.py::test_a_bad_configuration"
@@ -201,8 +202,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "F3": (BAD_FILE, BAD_SETTING, "tests/unit/test_config.py::test_f3_a_number_out_of_its_range_is_refused"),
     "F4": (BAD_FILE, BAD_SETTING),
-    "F5": (AWAY, "Differs: `check` compares the pool with what the server has, and says so."),
-    "F6": ("Differs: `check` and `serve` warn of a file with secrets that others can read.",),
+    "F5": (AWAY, "tests/flow/test_check.py::test_what_is_probably_not_meant"),
+    "F6": ("tests/flow/test_check.py::test_what_is_probably_not_meant",),
     "F7": (
         "tests/unit/test_config.py::test_the_environment_wins_over_the_file",
         "Differs: the environment wins over the file, and no command prints the configuration.",
@@ -216,7 +217,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F12": (
         "Differs: a service's environment is its unit's, and who sets PYTHONPATH may as well replace it.",
     ),
-    "F13": ("Differs: `check` and `serve` warn of an unencrypted way to a database on another host.",),
+    "F13": ("tests/unit/test_dsn.py::test_other_machines_without_tls",),
     "F15": (
         "tests/flow/reload/test_keys.py::test_a_key_of_the_start_is_named_and_left_alone",
         "Differs: database.dsn needs a restart, and a reload that finds it changed says so.",
@@ -226,18 +227,23 @@ ROWS: dict[str, tuple[str, ...]] = {
         "tests/schema/test_publish.py::test_the_event_has_its_transactions_time",
         "Differs: schedules, leases and signatures go by the database's clock, timeouts by a monotonic one.",
     ),
-    "G1": ("tests/schema/test_migrate_command.py::test_an_unknown_word_is_wrong_usage",),
-    "G2": ("Differs: see the tests of `publish` in tests/flow/cli.",),
-    "G4": ("Differs: see the tests of `dead-letters requeue` in tests/flow/cli.",),
-    "G5": ("Differs: see the tests of the commands that take an id in tests/flow/cli.",),
-    "G6": ("Differs: no command takes a secret as an argument; see the tests of `token` in tests/flow/cli.",),
-    "G8": ("tests/schema/test_migrate_command.py::test_an_interrupted_migration_leaves_nothing",),
+    "G1": ("tests/schema/test_migrate_command.py::test_an_unknown_word_is_wrong_usage", CLI_MISTAKE),
+    "G2": ("tests/flow/cli/test_publish.py::test_what_cannot_be_a_payload_is_a_usage_error",),
+    "G4": ("tests/flow/cli/test_dead_letters.py::test_requeue_by_filter",),
+    "G5": (CLI_MISTAKE,),
+    "G6": ("tests/flow/cli/test_tokens.py::test_a_token_is_no_argument",),
+    "G8": (
+        "tests/schema/test_migrate_command.py::test_an_interrupted_migration_leaves_nothing",
+        "tests/flow/cli/test_publish.py::test_an_interrupted_file_says_how_far_it_came",
+    ),
     "G9": (
         "tests/schema/test_migrate_command.py::test_a_closed_port_is_unavailable",
         "tests/schema/test_migrate_command.py::test_a_wrong_password_is_unavailable",
         "tests/schema/test_migrate_command.py::test_a_login_without_rights_is_refused",
         "tests/flow/test_start.py::test_an_empty_database_is_refused",
         "tests/flow/test_start.py::test_a_newer_schema_is_refused",
+        "tests/flow/test_check.py::test_a_login_that_lacks_rights",
+        "tests/flow/cli/test_status.py::test_no_daemon_is_one_line",
     ),
     "G11": ("Differs: root may run it, as in a container; the unit gives it a user of its own.",),
     "G12": (

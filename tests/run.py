@@ -1,7 +1,7 @@
 """The one test command: `python3 tests/run.py [-- pytest arguments]`, with nothing but Python.
 
 Makes .venv-test from tests/requirements.lock, then runs ruff, mypy, the import contracts, and
-pytest once for the oldest and once for the newest PostgreSQL found. Exits 1 if any check failed.
+pytest for the oldest and for the newest PostgreSQL found, in two parts each. Exits 1 if any check failed.
 """
 
 import contextlib
@@ -28,6 +28,10 @@ OLDEST_POSTGRES = 15
 # pytest stops its servers in this time, or is killed.
 STOP_TIMEOUT_SECONDS = 30
 NO_TESTS_SELECTED = 5
+# The daemon's tests wait for processes half of their time: in that time the others run.
+PARTS = {"the daemon": ["tests/flow"], "all else": ["--ignore=tests/flow"]}
+# The pytests of two majors side by side; the checks that read the code are done before one notices.
+MAX_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -202,20 +206,31 @@ def static_checks() -> list[Check]:
 
 
 def pytest_checks(majors: list[int], arguments: list[str]) -> list[Check]:
-    """Return a pytest for each major: the first runs everything, the next what differs by it."""
-    checks = []
-    for major in majors:
-        command = [PYTHON, "-m", "pytest", f"--postgres={major}"]
-        # Two pytests at once must not write one cache.
-        command += ["-o", f"cache_dir=.pytest_cache/pg{major}"]
-        name = f"pytest, PostgreSQL {major}"
-        if major == majors[0]:
-            checks.append(Check(name, [*command, *arguments], shows_summary=True))
-        else:
-            command += ["-m", "postgres", *arguments]
-            # The arguments may have left no test that needs a database.
-            checks.append(Check(name, command, (0, NO_TESTS_SELECTED), shows_summary=True))
-    return checks
+    """Return the pytests of each major: of the first they run everything, of the next what differs by it."""
+    return [
+        pytest_check(major, part, ["-m", "postgres"] if major != majors[0] else [], arguments)
+        for major in majors
+        for part in PARTS
+    ]
+
+
+def pytest_check(major: int, part: str, selection: list[str], arguments: list[str]) -> Check:
+    """Return one pytest. Several run at once, and must not write one cache."""
+    command = [
+        PYTHON,
+        "-m",
+        "pytest",
+        f"--postgres={major}",
+        "-o",
+        f"cache_dir=.pytest_cache/pg{major}-{part.replace(chr(32), '-')}",
+    ]
+    # The arguments may have left no test in this part.
+    return Check(
+        f"pytest, PostgreSQL {major}, {part}",
+        [*command, *PARTS[part], *selection, *arguments],
+        (0, NO_TESTS_SELECTED),
+        shows_summary=True,
+    )
 
 
 def run_all(checks: list[Check]) -> int:
@@ -223,7 +238,7 @@ def run_all(checks: list[Check]) -> int:
     print(f"running {len(checks)} checks; the tests take some minutes", flush=True)
     children = Children()
     failed = 0
-    with ThreadPoolExecutor(max_workers=max(2, os.cpu_count() or 2)) as executor:
+    with ThreadPoolExecutor(max_workers=MAX_AT_ONCE) as executor:
         futures = [executor.submit(children.run, check) for check in checks]
         try:
             for future in as_completed(futures):
