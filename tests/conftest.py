@@ -6,6 +6,7 @@ Reads --postgres; parametrizes each test that needs a database, and marks it `po
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.flow import Flow
 from tests.support.postgres import Server, run_apart
 from tests.support.sources import Source, SourceError, select
 
+FLOW = Path(__file__).parent / "flow"
 SELECTED = pytest.StashKey[list[Source]]()
 
 # A database test's first example pays for caches, so no deadline can be right. In CI the examples
@@ -67,9 +69,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests that need a database, for -m postgres."""
+    """Mark the tests that need a database, and those of the daemon: tests/run.py selects by these."""
     if "postgres" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.postgres)
+    if item.path.is_relative_to(FLOW):
+        item.add_marker(pytest.mark.daemon)
 
 
 def selected_sources(config: pytest.Config) -> list[Source]:

@@ -29,7 +29,7 @@ OLDEST_POSTGRES = 15
 STOP_TIMEOUT_SECONDS = 30
 NO_TESTS_SELECTED = 5
 # The daemon's tests wait for processes half of their time: in that time the others run.
-PARTS = {"the daemon": ["tests/flow"], "all else": ["--ignore=tests/flow"]}
+PARTS = {"the daemon": "daemon", "all else": "not daemon"}
 # The pytests of two majors side by side; the checks that read the code are done before one notices.
 MAX_AT_ONCE = 4
 
@@ -52,6 +52,7 @@ class Outcome:
     passed: bool
     output: str
     duration_seconds: float
+    empty: bool = False
 
 
 class Children:
@@ -85,7 +86,8 @@ class Children:
         with self._lock:
             self._running.discard(process)
         passed = process.returncode in check.passing_codes
-        return Outcome(check, passed, output, time.monotonic() - started)
+        empty = process.returncode == NO_TESTS_SELECTED
+        return Outcome(check, passed, output, time.monotonic() - started, empty)
 
     def stop(self) -> None:
         """Interrupt every running check, and kill those which do not end."""
@@ -208,26 +210,20 @@ def static_checks() -> list[Check]:
 def pytest_checks(majors: list[int], arguments: list[str]) -> list[Check]:
     """Return the pytests of each major: of the first they run everything, of the next what differs by it."""
     return [
-        pytest_check(major, part, ["-m", "postgres"] if major != majors[0] else [], arguments)
+        pytest_check(major, part, marked if major == majors[0] else f"postgres and {marked}", arguments)
         for major in majors
-        for part in PARTS
+        for part, marked in PARTS.items()
     ]
 
 
-def pytest_check(major: int, part: str, selection: list[str], arguments: list[str]) -> Check:
+def pytest_check(major: int, part: str, marked: str, arguments: list[str]) -> Check:
     """Return one pytest. Several run at once, and must not write one cache."""
-    command = [
-        PYTHON,
-        "-m",
-        "pytest",
-        f"--postgres={major}",
-        "-o",
-        f"cache_dir=.pytest_cache/pg{major}-{part.replace(chr(32), '-')}",
-    ]
-    # The arguments may have left no test in this part.
+    command = [PYTHON, "-m", "pytest", f"--postgres={major}", "-m", marked, *arguments]
+    cache = f".pytest_cache/pg{major}-{part.replace(' ', '-')}"
     return Check(
         f"pytest, PostgreSQL {major}, {part}",
-        [*command, *PARTS[part], *selection, *arguments],
+        [*command, "-o", f"cache_dir={cache}"],
+        # The arguments may have left no test in this part.
         (0, NO_TESTS_SELECTED),
         shows_summary=True,
     )
@@ -238,6 +234,7 @@ def run_all(checks: list[Check]) -> int:
     print(f"running {len(checks)} checks; the tests take some minutes", flush=True)
     children = Children()
     failed = 0
+    tested = False
     with ThreadPoolExecutor(max_workers=MAX_AT_ONCE) as executor:
         futures = [executor.submit(children.run, check) for check in checks]
         try:
@@ -245,9 +242,13 @@ def run_all(checks: list[Check]) -> int:
                 outcome = future.result()
                 report(outcome)
                 failed += not outcome.passed
+                tested |= outcome.check.shows_summary and not outcome.empty
         except BaseException:
             children.stop()
             raise
+    if not tested:
+        print("no test was selected")
+        return 1
     count = len(checks)
     print(f"{failed} of {count} checks failed" if failed else f"all {count} checks passed")
     return 1 if failed else 0
