@@ -74,6 +74,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.postgres)
     if item.path.is_relative_to(FLOW):
         item.add_marker(pytest.mark.daemon)
+    if item.path.is_relative_to(FLOW / "cli"):
+        # The commands ask a daemon, and know nothing of its database.
+        item.add_marker(pytest.mark.once)
 
 
 def selected_sources(config: pytest.Config) -> list[Source]:

@@ -307,9 +307,9 @@ async def test_an_ordinary_user(make_home: MakeHome, make_instance: MakeInstance
     assert await daemon.ended() == 0
     assert is_gone(server_id)
 
-    # Root, asked to use that folder, runs it as the user whose it is.
-    with running(home.data):
-        assert owner_of(home.running_server_id()) == account.user_id
+    # Root is not led into that folder.
+    with pytest.raises(ConfigurationError, match="belongs to another user"), running(home.data):
+        pass
 
 
 @AS_ROOT
@@ -416,6 +416,37 @@ def test_another_users_folder(make_home: MakeHome, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(EmbeddedError, match=f"belongs to the user {owner.name}"):
         opened(home.data)
+
+
+@AS_ROOT
+def test_root_does_not_work_in_a_folder_of_another(make_home: MakeHome) -> None:
+    """Its owner could put links in the way: refused before anything is touched."""
+    home = make_home(filled=False)
+    home.data.mkdir()
+    kept = home.folder / "kept"
+    kept.mkdir(mode=0o700)
+    (home.data / "programs").symlink_to(kept)
+    os.chown(home.data, 65534, 65534)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        opened(home.data)
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_number_that_is_not_the_servers_is_not_signalled(make_home: MakeHome) -> None:
+    """Whoever runs PostgreSQL writes its number: at the end another process is left alone."""
+    home = make_home()
+    other = start_program(["sleep", "600"], server_account(), Path("/"), subprocess.DEVNULL)
+    try:
+        with running(home.data):
+            file = home.data / "pgdata" / "postmaster.pid"
+            server_id = home.running_server_id()
+            lines = file.read_text().splitlines()
+            file.write_text("\n".join([str(other.pid), *lines[1:], ""]))
+            # As itself again, once somebody has looked at the wrong number.
+            os.kill(server_id, signal.SIGINT)
+        assert other.poll() is None
+    finally:
+        end_process(other)
 
 
 def test_the_first_complaint_is_told(tmp_path: Path) -> None:

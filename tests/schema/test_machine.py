@@ -513,6 +513,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_the_machine_finds_a_mistake(cluster: Cluster, mistake: Weakened) -> None:
     """The test above would fail if a function were wrong: here one is."""

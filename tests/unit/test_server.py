@@ -14,9 +14,10 @@ from webhookd.api import bodies, server
 from webhookd.api.answers import answer
 from webhookd.api.app import problems_answered, uninvited
 from webhookd.api.requests import Nothing
+from webhookd.config.settings import DeliverySettings, ServicesSettings, Settings
 
 SHORT_SECONDS = 0.2
-GRACE_SECONDS = 1.0
+SETTINGS = Settings(services=ServicesSettings(shutdown_grace_seconds=1.0))
 LARGE_BYTES = 64 * 1024 * 1024
 BEGUN = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -68,7 +69,7 @@ async def serving() -> AsyncIterator[Connect]:
     app.router.add_route("POST", "/", read, expect_handler=uninvited)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    task = asyncio.create_task(server.serve(app, listening, lambda: GRACE_SECONDS))
+    task = asyncio.create_task(server.serve(app, listening, lambda: SETTINGS))
     opened: list[Connection] = []
 
     async def connect() -> Connection:
@@ -122,6 +123,7 @@ async def test_a_body_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks and does not take the answer is cut off."""
     monkeypatch.setattr(server, "ANSWER_TIMEOUT_SECONDS", SHORT_SECONDS)
+    monkeypatch.setattr(server, "ANSWER_BYTES_PER_SECOND", 10 * LARGE_BYTES)
     async with serving() as connect:
         lazy = await connect()
         lazy.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -185,7 +187,7 @@ async def test_a_request_that_never_ends_does_not_outlast_the_grace(monkeypatch:
     app = web.Application()
     app.router.add_get("/", never)
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        task = asyncio.create_task(server.serve(app, listening, lambda: GRACE_SECONDS))
+        task = asyncio.create_task(server.serve(app, listening, lambda: SETTINGS))
         connection = Connection(*await asyncio.open_connection(*listening.getsockname()))
         connection.writer.write(WHOLE)
         await asked.wait()
@@ -193,3 +195,11 @@ async def test_a_request_that_never_ends_does_not_outlast_the_grace(monkeypatch:
         done, _ = await asyncio.wait({task}, timeout=WAIT_TIMEOUT_SECONDS)
         connection.writer.close()
     assert done
+
+
+def test_connections_leave_files_for_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a usual limit of open files, a client who opens many does not take those of requests."""
+    settings = Settings(delivery=DeliverySettings(concurrency=300))
+    for limit, cap in ((1024, 614), (430, server.FEWEST_CONNECTIONS), (1_000_000, server.MAX_CONNECTIONS)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
+        assert server.connection_cap(settings) == cap

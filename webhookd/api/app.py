@@ -55,7 +55,7 @@ class Site:
             # add_route, for add_get would also answer HEAD.
             app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=uninvited)
         app.on_response_prepare.append(self._answering)
-        await serve(app, self._listening, lambda: self._settings().services.shutdown_grace_seconds)
+        await serve(app, self._listening, self._settings)
 
     async def _answering(self, request: web.Request, response: web.StreamResponse) -> None:
         """An answer is about to be sent, whatever made it."""

@@ -59,15 +59,22 @@ def _matching(tokens: tuple[Token, ...], given: list[str]) -> Token | None:
 
 
 def _refuse_other_origins(request: web.Request) -> None:
-    origin = request.headers.get("Origin")
-    foreign = origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
-    if foreign or not _is_local(request.host):
+    if _is_foreign(request) or not _is_local(request.host):
         raise Problem(
             403,
             "forbidden",
             "without tokens only this machine may ask, as localhost or by a loopback address",
             close=True,
         )
+
+
+def _is_foreign(request: web.Request) -> bool:
+    """Whether another origin's page asks; one that is no URL is nobody's we know."""
+    origin = request.headers.get("Origin")
+    try:
+        return origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
+    except ValueError:
+        return True
 
 
 def _is_local(host: str) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import resource
 import socket
 from collections.abc import Callable
 
@@ -10,18 +11,25 @@ import anyio
 from aiohttp import web
 
 from webhookd.api.problems import Problem, internal, of_http
-from webhookd.config.settings import host_and_port
+from webhookd.config.settings import Settings, host_and_port
 from webhookd.model.errors import CannotListen
 
 MAX_CONNECTIONS = 2000
+# Of the files that a process may have open: deliveries have theirs, and the database, the log and the like so
+# many. Clients who open many connections must not end our own requests.
+RESERVED_FILES = 100
+FEWEST_CONNECTIONS = 50
+# What a process of this kind may ask for, where the system's first answer is less.
+MOST_FILES = 65536
 BACKLOG = 1024
 # From the connection, or the last answer, to the next request. Longer than the 60 s for which nginx and load
 # balancers keep an idle connection: they, not we, should be the ones to close it.
 IDLE_TIMEOUT_SECONDS = 75.0
 # From a request's first byte to the end of its headers; aiohttp has no such bound.
 HEADERS_TIMEOUT_SECONDS = 15.0
-# For an answer to be taken: the largest, a page of a thousand rows, is less than a megabyte.
+# For an answer to be taken; and for a large one, as an event with its payload, at this pace at the least.
 ANSWER_TIMEOUT_SECONDS = 30.0
+ANSWER_BYTES_PER_SECOND = 32 * 1024
 # A refused body is read on for so long, or its sender might see a reset in place of the refusal.
 LINGERING_SECONDS = 2.0
 # At the end requests under way have a moment: of the grace period so much, and never more than this.
@@ -45,7 +53,24 @@ def listening_socket(address: str) -> socket.socket:
         raise CannotListen(f"cannot listen on {address}: {reason}{hint}") from error
 
 
-async def serve(app: web.Application, listening: socket.socket, grace_seconds: Callable[[], float]) -> None:
+def raise_file_limit() -> None:
+    """As many open files as we may have without asking anybody: the usual first limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connection_cap(settings: Settings) -> int:
+    """How many connections may be open here, so that deliveries and the database have theirs."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    others = settings.delivery.concurrency + settings.database.pool_size + RESERVED_FILES
+    return min(MAX_CONNECTIONS, max(FEWEST_CONNECTIONS, limit - others))
+
+
+async def serve(app: web.Application, listening: socket.socket, settings: Callable[[], Settings]) -> None:
     """Until cancelled; requests under way then have a moment to end. The socket outlives it."""
     runner = web.AppRunner(app, shutdown_timeout=MAX_SHUTDOWN_SECONDS)
     await runner.setup()
@@ -55,7 +80,7 @@ async def serve(app: web.Application, listening: socket.socket, grace_seconds: C
         raise RuntimeError("the runner was set up and has no server")
 
     def accept() -> asyncio.Protocol:
-        if len(manager.connections) >= MAX_CONNECTIONS and not _make_room(manager):
+        if len(manager.connections) >= connection_cap(settings()) and not _make_room(manager):
             return _Refusing()
         return _Handler(
             manager,
@@ -76,7 +101,8 @@ async def serve(app: web.Application, listening: socket.socket, grace_seconds: C
         if server is not None:
             server.close()
         # By the settings of now: what is not ended by then ends with the process.
-        with anyio.move_on_after(min(MAX_SHUTDOWN_SECONDS, grace_seconds() * SHUTDOWN_SHARE), shield=True):
+        share = settings().services.shutdown_grace_seconds * SHUTDOWN_SHARE
+        with anyio.move_on_after(min(MAX_SHUTDOWN_SECONDS, share), shield=True):
             await runner.cleanup()
 
 
@@ -126,7 +152,7 @@ class _Handler(web.RequestHandler):
         if isinstance(resp, web.HTTPException):  # raised before any middleware: what was expected of us
             resp = of_http(resp).response()
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_SECONDS):
+            async with asyncio.timeout(ANSWER_TIMEOUT_SECONDS + _length(resp) / ANSWER_BYTES_PER_SECOND):
                 return await super().finish_response(request, resp, start_time)
         except TimeoutError:
             self.abort()
@@ -146,6 +172,11 @@ class _Handler(web.RequestHandler):
                 BAD_REQUEST, "bad_request", "this is not HTTP, or too much of it", close=True
             ).response()
         return internal().response()
+
+
+def _length(response: web.StreamResponse) -> int:
+    body = response.body if isinstance(response, web.Response) else None
+    return len(body) if isinstance(body, bytes) else 0
 
 
 def _make_room(manager: web.Server) -> bool:

@@ -4,6 +4,7 @@ The lines before a refused request are published, those after it are not, and th
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import IO, Any
 
 import click
@@ -47,14 +48,26 @@ def publish_batch(client: Client, name: str, *, as_json: bool) -> None:
     """Publish a file, and say how far it came, also if it broke off."""
     done = Published()
     try:
-        with click.open_file(name, "rb") as stream, output.progress(None, "events") as progress:
+        with _opened(name) as stream, output.progress(None, "events") as progress:
             for lines in _requests(stream):
                 _publish(client, lines, done, progress, as_json=as_json)
-    except OSError as error:
-        raise click.UsageError(f"--batch: {name} cannot be read: {error.strerror}") from error
     finally:
         if not as_json:
             click.echo(done.summary())
+
+
+def _opened(name: str) -> AbstractContextManager[IO[bytes]]:
+    try:
+        return click.open_file(name, "rb")
+    except OSError as error:
+        raise click.UsageError(f"--batch: {name} cannot be read: {error.strerror}") from error
+
+
+def _next(stream: IO[bytes]) -> bytes:
+    try:
+        return stream.readline(MAX_LINE_BYTES + 1)
+    except OSError as error:  # a directory, or a disk that fails
+        raise click.UsageError(f"--batch: it cannot be read: {error.strerror}") from error
 
 
 def _requests(stream: IO[bytes]) -> Iterator[list[Line]]:
@@ -75,7 +88,7 @@ def _requests(stream: IO[bytes]) -> Iterator[list[Line]]:
 def _lines(stream: IO[bytes]) -> Iterator[Line]:
     """Each is checked to be one JSON value, for it goes into a body with others as it is."""
     number = 0
-    while text := stream.readline(MAX_LINE_BYTES + 1):
+    while text := _next(stream):
         number += 1
         if len(text) > MAX_LINE_BYTES:
             raise WebhookdError(f"line {number} is longer than {MAX_LINE_BYTES} bytes")

@@ -71,6 +71,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
+    except OSError as error:  # of standard output: a full disk. What else can fail has words of its own
+        click.echo(f"webhookd: {error.strerror or error}", err=True)
+        sys.exit(1)
     except WebhookdError as error:
         hint = f" ({error.hint})" if isinstance(error, Refused) and error.hint else ""
         click.echo(f"webhookd: {error}{hint}".replace("\n", " "), err=True)

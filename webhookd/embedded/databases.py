@@ -80,7 +80,12 @@ def _psql(folder: Folder, installation: Installation, socket_folder: Path, *stat
         *(f"--command={statement}" for statement in statements),
     ]
     process = start_program(command, folder.account, folder.path, subprocess.PIPE)
-    output, errors = process.communicate(timeout=PROGRAM_TIMEOUT_SECONDS)
+    try:
+        output, errors = process.communicate(timeout=PROGRAM_TIMEOUT_SECONDS)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
     if process.returncode != 0:
         words = errors.decode(errors="replace").split("\n")[0] or "psql failed"
         raise EmbeddedError(f"PostgreSQL in {folder.path} cannot be used: {words}")

@@ -66,7 +66,10 @@ class Folder:
         """What the databases are of; None before there are any."""
         if not self.pgdata.exists():
             return None
-        return int((self.pgdata / "PG_VERSION").read_text())
+        version = (self.pgdata / "PG_VERSION").read_text(errors="replace").strip()
+        if not version.isdecimal():
+            raise EmbeddedError(f"{self.pgdata / 'PG_VERSION'} names no version: the folder is damaged")
+        return int(version)
 
     def socket_folder(self) -> Path:
         """Where the server's socket is to be: made, and entered by its account alone (and root)."""
@@ -110,7 +113,7 @@ class Folder:
 
     def bound_log(self) -> None:
         """Keep the last part of a log that has grown, and cut it: the server goes on writing there."""
-        if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
+        if self.log_size() > LARGEST_LOG_BYTES:
             shutil.copyfile(self.log, self.log.with_suffix(".log.1"), follow_symlinks=False)
             os.truncate(self.log, 0)
 
@@ -131,12 +134,14 @@ class Folder:
 def opened(path: Path) -> Folder:
     """The data folder, made if it is missing. One that holds something else is refused."""
     with failures_of(path):
-        if not path.exists():
+        new = not path.exists()
+        if new:
             _require_reachable(path, server_account())
-            path.mkdir(parents=True, exist_ok=True)  # another may be as quick
+            path.mkdir(parents=True, exist_ok=True)  # another start may be as quick
+        _require_ours(path)
+        if new:
             # Another account must pass through, and reads nothing here.
             path.chmod(0o711 if os.geteuid() == 0 else 0o700)
-        _require_ours(path)
         account = _account_for(path / "pgdata")
         _require_reachable(path, account)
     return Folder(path, account)
@@ -169,9 +174,14 @@ def make_private(folder: Path, account: Account | None) -> None:
 
 @contextmanager
 def failures_of(path: Path) -> Iterator[None]:
-    """What the file system refuses, as one line."""
+    """What the file system or a program of PostgreSQL refuses, as one line."""
     try:
         yield
+    except subprocess.TimeoutExpired as error:
+        program = Path(error.cmd[0]).name
+        raise EmbeddedError(
+            f"the embedded database in {path} cannot be used: {program} did not end in {error.timeout:.0f} s"
+        ) from error
     except OSError as error:
         where = error.filename or path
         raise EmbeddedError(
@@ -182,6 +192,11 @@ def failures_of(path: Path) -> Iterator[None]:
 def _require_ours(path: Path) -> None:
     if not path.is_dir():
         raise ConfigurationError(f"database.data_dir {path} is not a folder")
+    if os.geteuid() == 0 and path.stat().st_uid != 0:
+        # Its owner could put links in our way, and have root write and remove what is elsewhere.
+        raise ConfigurationError(
+            f"database.data_dir {path} belongs to another user: run webhookd as that user, or make it root's"
+        )
     if not (path / "pgdata").exists():
         foreign = sorted({entry.name for entry in path.iterdir()} - _OURS)
         if foreign:

@@ -23,6 +23,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -57,6 +58,7 @@ SETTINGS = {
     "log_min_error_statement": "panic",
     "jit": "off",
 }
+_LONGEST_PROCESS_FILE = 65536
 # Left running for others, by an instance of ours that goes on as a process: Python would warn of losing them.
 _left_running: list[subprocess.Popen[bytes]] = []
 
@@ -103,6 +105,7 @@ class EmbeddedServer:
         self._start = start
         self._socket_folder = folder.path
         self._process: subprocess.Popen[bytes] | None = None
+        self._ending = threading.Event()
 
     @property
     def dsn(self) -> str:
@@ -117,10 +120,10 @@ class EmbeddedServer:
     def keep(self) -> None:
         """Start it again if it has ended, and keep its log within bounds: to be called now and then."""
         with failures_of(self.folder):
-            self._folder.bound_log()
             if not self._start.try_alone():
                 return  # another instance is at it
             try:
+                self._folder.bound_log()
                 with Lock(self.folder / "server.lock") as lock:
                     ended = lock.try_alone()
                 if ended:
@@ -128,6 +131,10 @@ class EmbeddedServer:
                     self.bring_up()
             finally:
                 self._start.release()
+
+    def end_keeping(self) -> None:
+        """Have `keep`, in another thread, not wait for a server that is still recovering."""
+        self._ending.set()
 
     # Called by who holds start.lock.
 
@@ -143,7 +150,7 @@ class EmbeddedServer:
                     break
             if self._is_ready():
                 break
-            if time.monotonic() > deadline:
+            if self._ending.is_set() or time.monotonic() > deadline:
                 raise EmbeddedError(f"PostgreSQL runs, but is not ready in time (see {self._folder.log})")
             time.sleep(POLL_INTERVAL_SECONDS)
         self.version = see_to_login(self._folder, installation, self._socket_folder)
@@ -186,7 +193,11 @@ class EmbeddedServer:
         command = [installation.program("postgres"), "-D", str(folder.pgdata), *setting_arguments(settings)]
         process = folder.start(command, pass_fds=(lock,))
         self._process = process
-        if not _wait(lambda: process.poll() is not None or self._is_ready(), START_TIMEOUT_SECONDS):
+        _wait(
+            lambda: process.poll() is not None or self._is_ready() or self._ending.is_set(),
+            START_TIMEOUT_SECONDS,
+        )
+        if process.poll() is None and not self._is_ready():
             process.terminate()
             raise EmbeddedError(f"PostgreSQL is not ready in time: {folder.complaint_since(said)}")
         if process.poll() is not None:
@@ -207,9 +218,14 @@ class EmbeddedServer:
     def _process_file(self) -> list[str]:
         """Process id, folder, start, port, socket's folder, address, memory, state: as much as is written."""
         try:
-            return (self._folder.pgdata / "postmaster.pid").read_text().splitlines()
+            # The account's, who may have put anything there: neither followed nor waited for.
+            file = os.open(
+                self._folder.pgdata / "postmaster.pid", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            )
         except FileNotFoundError:
             return []
+        with os.fdopen(file, errors="replace") as lines:
+            return lines.read(_LONGEST_PROCESS_FILE).splitlines()
 
     def _process_id(self) -> int | None:
         lines = self._process_file()
@@ -239,7 +255,8 @@ class EmbeddedServer:
                 if lock.try_alone():
                     return True
             process_id = self._process_id()
-            if not told and process_id is not None:
+            # Root may signal everybody, and the number is what the account wrote: it must be a server's.
+            if not told and process_id is not None and _is_at_work_in(process_id, self._folder.pgdata):
                 with suppress(ProcessLookupError):
                     os.kill(process_id, order)
                 told = True

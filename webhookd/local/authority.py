@@ -8,7 +8,9 @@ import fcntl
 import logging
 import os
 import ssl
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,6 +30,9 @@ from webhookd.model.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 FOLDER = "authority"
+# A reload asks for it too, and must not stand still for another's lock.
+LOCK_TIMEOUT_SECONDS = 3.0
+LOCK_POLL_SECONDS = 0.01
 HOSTS: tuple[x509.GeneralName, ...] = (
     x509.DNSName("localhost"),
     x509.IPAddress(ip_address("127.0.0.1")),
@@ -106,6 +111,9 @@ class Authority:
 
 
 _KeyPair: TypeAlias = tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
+_CONSTRAINTS = x509.NameConstraints(
+    [x509.DNSName("localhost"), *(x509.IPAddress(ip_network(it)) for it in LOOPBACK_NETWORKS)], None
+)
 _FOR_SERVERS = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
 
 
@@ -113,12 +121,28 @@ _FOR_SERVERS = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
 def _alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder's lock: whoever comes second finds what the first has made."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        # What others could put here would be trusted.
+        raise PermissionError
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
+        while not _locked(lock):
+            if time.monotonic() > deadline:
+                raise ConfigurationError(f"the local authority in {folder} is held by another process")
+            time.sleep(LOCK_POLL_SECONDS)
         yield
     finally:
         os.close(lock)
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _found(folder: Path) -> _KeyPair | None:
@@ -136,17 +160,26 @@ def _found(folder: Path) -> _KeyPair | None:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         log.warning("the local authority in %s was not of one piece, and is made anew", folder)
         return None
+    if _constraints_of(certificate) != _CONSTRAINTS:
+        log.warning("the local authority in %s was good for more than this machine, and is made anew", folder)
+        return None
     if certificate.not_valid_after_utc - _AUTHORITY_SPARE < datetime.now(UTC):
         log.warning("the local authority in %s came to its end, and is made anew", folder)
         return None
     return key, certificate
 
 
+def _constraints_of(certificate: x509.Certificate) -> x509.NameConstraints | None:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+    except x509.ExtensionNotFound:
+        return None
+
+
 def _made(folder: Path) -> _KeyPair:
     key = new_key()
     now = datetime.now(UTC)
     own_name = name("webhookd's authority for this machine alone")
-    permitted = [x509.DNSName("localhost"), *(x509.IPAddress(ip_network(it)) for it in LOOPBACK_NETWORKS)]
     certificate = (
         certificate_for(
             key,
@@ -156,7 +189,7 @@ def _made(folder: Path) -> _KeyPair:
             ends=now + _AUTHORITY_VALID,
             is_authority=True,
         )
-        .add_extension(x509.NameConstraints(permitted, None), critical=True)
+        .add_extension(_CONSTRAINTS, critical=True)
         .add_extension(_FOR_SERVERS, critical=False)
         .sign(key, hashes.SHA256())
     )

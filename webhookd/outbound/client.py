@@ -5,6 +5,7 @@ exception: a hostile endpoint, a bad URL and a bug of ours are all outcomes of t
 """
 
 import asyncio
+import errno
 import io
 import logging
 import re
@@ -267,11 +268,17 @@ _FAILURES = (
 )
 
 
+# No more files or memory here: says nothing of the endpoint.
+_OUR_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
 def _failure(error: Exception) -> Failure:
     """What an exception says of the endpoint."""
     cause = getattr(error, "os_error", None) or error.__cause__
     if isinstance(cause, AddressBlocked):
         return Failure.ADDRESS_BLOCKED
+    if isinstance(cause, OSError) and cause.errno in _OUR_WANT:
+        return Failure.INTERNAL
     # In TLS 1.3 a refusal may come after the handshake, as the end of the connection. And what the connector
     # loses, it loses in the handshake: before it there was no connection, and after it is no more its own.
     if isinstance(cause, ssl.SSLError) or (

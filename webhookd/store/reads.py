@@ -173,21 +173,24 @@ def _sagas_of_subscription(
 
 
 async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row | None:
-    """One saga with its attempts, oldest first, and why it is where it is."""
-    row = await connection.fetchrow(_DELIVERIES.format(_SAGA), saga_id)
-    if row is None:
-        return None
-    attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
-    return dict(row) | await why.delivery(connection, saga_id, limits) | {"attempts": attempts}
+    """One saga with its attempts, oldest first, and why it is where it is: all of one moment."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        row = await connection.fetchrow(_DELIVERIES.format(_SAGA), saga_id)
+        if row is None:
+            return None
+        attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
+        return dict(row) | await why.delivery(connection, saga_id, limits) | {"attempts": attempts}
 
 
 async def event(connection: Connection, event_id: int, limits: Limits) -> Row | None:
-    """One event with its payload, and what became of it at every subscription of its type."""
-    row = await connection.fetchrow(_EVENT, event_id)
-    if row is None:
-        return None
-    found = dict(row)
-    shares = await why.shares(connection, event_id, found["event_type"], limits, MAX_DELIVERIES_OF_EVENT + 1)
+    """One event with its payload, and what became of it at every subscription of its type, at one moment."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        row = await connection.fetchrow(_EVENT, event_id)
+        if row is None:
+            return None
+        found = dict(row)
+        most = MAX_DELIVERIES_OF_EVENT + 1
+        shares = await why.shares(connection, event_id, found["event_type"], limits, most)
     return found | {
         "deliveries": shares[:MAX_DELIVERIES_OF_EVENT],
         "more_deliveries": len(shares) > MAX_DELIVERIES_OF_EVENT,

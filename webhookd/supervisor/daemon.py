@@ -19,7 +19,7 @@ import anyio.lowlevel
 from webhookd import __version__
 from webhookd.api.app import Api, Site
 from webhookd.api.health import Health
-from webhookd.api.server import SHUTDOWN_SHARE, listening_socket
+from webhookd.api.server import SHUTDOWN_SHARE, listening_socket, raise_file_limit
 from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Reporter
 from webhookd.delivery.worker import Worker
@@ -263,11 +263,16 @@ def serve(settings: Settings, load: Callable[[], Settings], config_path: Path | 
     """Run an instance until it is told to stop."""
     # Until somebody serves it: a reload that comes while this starts must not end it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise_file_limit()
     logs.configure(settings.log.level, settings.log.format)
     # Until the daemon has its own way with signals: a server that was just started is stopped again.
     signal.signal(signal.SIGTERM, _end)
     with opened(settings) as database:
-        anyio.run(_serve, settings, load, config_path, database, backend_options={"use_uvloop": True})
+        try:
+            anyio.run(_serve, settings, load, config_path, database, backend_options={"use_uvloop": True})
+        finally:
+            # The embedded server is still to be stopped: a terminal that closes now must not end that.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _end(number: int, _: object) -> NoReturn:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import anyio.to_thread
-
 from webhookd.config.folders import data_dir
 from webhookd.config.settings import Settings
 from webhookd.embedded.server import EmbeddedServer, running
@@ -54,9 +52,17 @@ class Database:
 
 async def keep(server: EmbeddedServer) -> None:
     """See that the embedded server runs. A supervised service."""
+    loop = asyncio.get_running_loop()
     while True:
-        # Cancelled, it waits for the thread: a server must not be started behind the back of who stops it.
-        await anyio.to_thread.run_sync(server.keep)
+        kept = loop.run_in_executor(None, server.keep)
+        try:
+            await asyncio.shield(kept)
+        except asyncio.CancelledError:
+            # Its thread is waited for, a server must not be started behind the back of who stops it; but not
+            # for a recovery that may take minutes.
+            server.end_keeping()
+            await asyncio.wait([kept])
+            raise
         await asyncio.sleep(KEEP_INTERVAL_SECONDS)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import jsonschema_rs
+import pytest
 
 from tests.flow.conftest import MakeDaemon
 from tests.support import loopback_urls
@@ -100,6 +101,7 @@ async def test_the_examples_fit_their_schemas(api: Client) -> None:
     assert shown >= len(ROUTES)
 
 
+@pytest.mark.once
 async def test_the_daemon_does_what_the_document_says(
     flow: Flow,
     endpoint: Endpoint,

@@ -92,7 +92,12 @@ async def test_without_tokens_only_loopback_is_listened_on(make_daemon: MakeDaem
 
 async def test_without_tokens_a_web_page_may_not_ask(api: Client) -> None:
     """A page of another origin, or one whose name resolves to this machine, is refused."""
-    for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}):
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Host": "evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+    ):
         answer = await api.ask("GET", "/v1/events", headers=headers)
         assert answer.told == (403, "forbidden"), headers
 

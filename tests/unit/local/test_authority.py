@@ -69,6 +69,23 @@ def test_nobody_else_is_believed(tmp_path: Path, host: str, name: x509.GeneralNa
         handshake(authority, serving(authority, tmp_path, name), host)
 
 
+def test_one_that_is_good_for_all_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found where ours should be: a daemon that trusted it would believe its maker for every host."""
+    with monkeypatch.context() as patch:
+        everybody = x509.NameConstraints([x509.DNSName("")], None)
+        patch.setattr(module, "_CONSTRAINTS", everybody)
+        planted = Authority.in_folder(tmp_path).ca_file.read_bytes()
+    assert Authority.in_folder(tmp_path).ca_file.read_bytes() != planted
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """They could put an authority of theirs there."""
+    (tmp_path / "authority").mkdir()
+    (tmp_path / "authority").chmod(0o777)
+    with pytest.raises(ConfigurationError):
+        Authority.in_folder(tmp_path)
+
+
 def test_it_is_made_once(tmp_path: Path) -> None:
     """Later starts find it; a certificate made after a restart is believed by who trusted it before."""
     first = Authority.in_folder(tmp_path)
