@@ -240,6 +240,15 @@ async def test_a_killed_instance_leaves_a_server_that_the_next_joins(
     assert is_gone(server_id)
 
 
+async def test_to_look_makes_no_server(make_home: MakeHome) -> None:
+    """`migrate --check` in a new place tells all that is to be done, and leaves the place as it is."""
+    home = make_home(filled=False)
+    ended = await Command(home.folder).run("migrate", "--check", **{DATA_DIR: str(home.data)})
+    assert ended.code == 1
+    assert ended.out[0] == "pending 0001_tables"
+    assert not home.data.exists()
+
+
 async def test_many_at_once(make_home: MakeHome) -> None:
     """Starts and stops in each other's way: every command does its work, and no process is left."""
     home = make_home(filled=False)

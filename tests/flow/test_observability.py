@@ -59,6 +59,7 @@ async def test_a_dead_letter_is_logged_with_its_correlation_id(
     daemon = await make_daemon(retry={"max_attempts": 1}).start()
     [accepted] = await events.publish(flow.daemon, [events.NewEvent(EVENT_TYPE, "{}", None, "trace-7")])
     await daemon.until(lambda: daemon.logged("dead-lettered"), "dead-lettered")
+    await daemon.until(lambda: status_of(daemon)["dead_letters_of_a_day"] == 1, "counted")
     [attempt], [letter] = daemon.logged("attempt failed"), daemon.logged("dead-lettered")
     for line in (attempt, letter):
         assert (line["event_id"], line["correlation_id"]) == (accepted.id, "trace-7")

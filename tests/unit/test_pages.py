@@ -44,6 +44,7 @@ def status(text: str = "harmless", **changed: Any) -> health_responses.Status:
         "draining": False,
         "database": {"available": True},
         "in_flight": {"requests": 12, "concurrency": 200},
+        "dead_letters_of_a_day": 3,
         "services": [{"name": text, "state": "failing", "restarts": 7, "last_error": text}],
         "backlog": {
             "seen_at": NOW,

@@ -23,6 +23,11 @@ CONTINUE = "100-continue"
 _JSON_CHARSETS = ("utf-8", "utf8", "us-ascii")
 _BRACKETS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in _BRACKETS)
+FORMS = {
+    "event_type": "words of letters, digits and _, joined by dots",
+    "idempotency_key": "1 to 255 characters, none of them a control character",
+    "correlation_id": "printable ASCII, without spaces at its ends",
+}
 _UNKNOWN_FIELD = "Object contains unknown field"
 
 
@@ -111,13 +116,21 @@ def _decoded(body: bytes, kind: type[Value]) -> Value:
     except msgspec.ValidationError as error:
         if not _is_json(body):  # msgspec stops at the first thing that is wrong
             raise Problem(400, "malformed_json", "the body is not JSON") from error
-        detail = str(error)
+        detail = _in_words(str(error))
         code = "unknown_field" if detail.startswith(_UNKNOWN_FIELD) else "invalid_request"
         raise invalid(detail, code) from error
     except msgspec.DecodeError as error:
         raise Problem(400, "malformed_json", str(error)) from error
     except RecursionError as error:
         raise Problem(400, "too_deep", "nested too deep") from error
+
+
+def _in_words(detail: str) -> str:
+    """A form that a person can follow, in place of the expression that tests it."""
+    field = detail.rpartition("`$.")[2].rstrip("`").rpartition(".")[2]
+    if "matching regex" in detail and field in FORMS:
+        return f"{field} must be {FORMS[field]}"
+    return detail
 
 
 def _is_deeper_than(body: bytes, depth: int) -> bool:

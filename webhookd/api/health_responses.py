@@ -103,5 +103,8 @@ class Status(TypedDict):
     failing_endpoints: Annotated[
         list[FailingEndpoint] | None, Meta(description="those that fail for the longest")
     ]
+    dead_letters_of_a_day: Annotated[
+        Count | None, Meta(description="given up in the last 24 hours, requeued or not, counted up to 10,000")
+    ]
     configuration: ConfigurationStatus
     retry: RetryStatus

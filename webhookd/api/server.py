@@ -49,7 +49,8 @@ def listening_socket(address: str) -> socket.socket:
     except OSError as error:  # socket.gaierror is one
         # Python adds the address to an errno's own words; a name's error has no errno of the system.
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        hint = ": is another webhookd there?" if error.errno == errno.EADDRINUSE else ""
+        taken = error.errno == errno.EADDRINUSE
+        hint = ": is another webhookd there? api.listen sets another address" if taken else ""
         raise CannotListen(f"cannot listen on {address}: {reason}{hint}") from error
 
 

@@ -64,7 +64,7 @@ def as_json(arrival: Arrival) -> bytes:
 def _mark(arrival: Arrival) -> tuple[str, str]:
     if not arrival.checked:
         return "? not verified: no secret", "yellow"
-    return ("✗", "bold red") if arrival.problem else ("✓", "bold green")
+    return ("✗ signature", "bold red") if arrival.problem else ("✓ signature", "bold green")
 
 
 def _what(arrival: Arrival) -> str:

@@ -22,7 +22,7 @@ from webhookd.cli.files import read_bounded
 from webhookd.cli.text import escaped
 from webhookd.config.load import load_settings
 from webhookd.config.settings import host_and_port
-from webhookd.model.errors import RequestRefused, ServiceUnavailable, WebhookdError
+from webhookd.model.errors import ConfigurationError, RequestRefused, ServiceUnavailable, WebhookdError
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 ANSWER_TIMEOUT_SECONDS = 30.0
@@ -196,7 +196,11 @@ def find_daemon(url: str | None, config_path: Path | None) -> Place:
     for given, said_by in ((url, "--url"), (os.environ.get("WEBHOOKD_URL"), "WEBHOOKD_URL")):
         if given:
             return Place(_parsed(given, said_by), said_by)
-    host, port = host_and_port(load_settings(config_path, os.environ).api.listen)
+    try:
+        settings = load_settings(config_path, os.environ)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error} (--url says where the daemon is without it)") from error
+    host, port = host_and_port(settings.api.listen)
     host = _EVERYWHERE.get(host, host)
     shown = f"[{host}]" if ":" in host else host
     return Place(urlsplit(f"http://{shown}:{port}"), "api.listen of the configuration")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
+from webhookd.config.folders import data_dir
 from webhookd.config.load import load_settings
+from webhookd.embedded.folder import is_new
 from webhookd.store import migrations
 from webhookd.supervisor.database import opened
 
@@ -20,7 +22,11 @@ def command(config_path: Path | None, *, check: bool) -> None:
 
     Run it again, or twice at once: what is done is left alone.
     """
-    with opened(load_settings(config_path, os.environ)) as database:
+    settings = load_settings(config_path, os.environ)
+    if check and settings.database.embedded and is_new(data_dir(settings)):
+        # To look must not make a server.
+        _say_pending(migrations.everything())
+    with opened(settings) as database:
         if check:
             _say_pending(asyncio.run(migrations.check(database.migrating_dsn)))
             return

@@ -64,7 +64,7 @@ def requeue_matching(client: Client, which: dict[str, Any], *, yes: bool, as_jso
         counted.add(piece)
         bound["failed_before"] = piece["failed_before"]
     if not yes or not counted.requeued:
-        _tell(counted, "would be requeued", as_json=as_json, dry_run=True)
+        _tell(counted, "requeued" if yes else "would be requeued", as_json=as_json, dry_run=not yes)
         if counted.requeued:
             if not as_json:
                 click.echo(f"Nothing was done. To do it: {_command(which)}", err=True)

@@ -99,11 +99,13 @@ def screen(status: dict[str, Any], client: Client) -> Iterator[RenderableType]:
             ("configuration", _configuration(configuration)),
             ("retry", _retry(status.get("retry", {}))),
             ("services", _running(status.get("services", []))),
+            ("dead letters", _dead_letters(status.get("dead_letters_of_a_day"))),
         ]
     )
+    # What needs somebody first: a small screen is cut off at its end.
     yield from _troubled(status.get("services", []))
-    yield from _backlog(status.get("backlog"))
     yield from _failing(status.get("failing_endpoints"))
+    yield from _backlog(status.get("backlog"))
 
 
 def _running(services: list[dict[str, Any]]) -> output.Cell:
@@ -138,6 +140,10 @@ def _backlog(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:
         yield "not counted yet"
         return
     most = backlog["counted_up_to"]
+    stages = [stage for stage in backlog["stages"] if stage["waiting"]]
+    if not stages:
+        yield "nothing"
+        return
     yield output.table(
         ["stage", "waiting", "oldest"],
         [
@@ -146,9 +152,16 @@ def _backlog(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:
                 f"{stage['waiting']}{' or more' if stage['waiting'] >= most else ''}",
                 output.time_cell(stage["oldest_at"]),
             )
-            for stage in backlog["stages"]
+            for stage in stages
         ],
     )
+
+
+def _dead_letters(of_a_day: int | None) -> output.Cell:
+    if of_a_day is None:
+        return output.NONE
+    told = f"{of_a_day} in the last 24 hours"
+    return output.state("failing", f"{told}: webhookd dead-letters list") if of_a_day else told
 
 
 def _failing(endpoints: list[dict[str, Any]] | None) -> Iterator[RenderableType]:

@@ -32,9 +32,11 @@ def load_settings(named: Path | None, environment: Mapping[str, str]) -> Setting
     tables = _read(path) if path else {}
     _refuse_unknown(tables, path)
     _refuse_misspelt(environment)
+    used = False
     for section, field in _known_keys():
         variable = f"WEBHOOKD_{section}_{field.name}".upper()
         if variable in environment:
+            used = True
             tables.setdefault(section, {})[field.name] = _from_text(
                 variable, environment[variable], field.type
             )
@@ -43,7 +45,8 @@ def load_settings(named: Path | None, environment: Mapping[str, str]) -> Setting
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{_place(path)}{error}") from error
     for problem in problems(settings):
-        raise ConfigurationError(f"{_place(path)}{problem}")
+        # Between fields, some of which may be the environment's.
+        raise ConfigurationError(f"{_place(None if used else path)}{problem}")
     return settings
 
 

@@ -25,6 +25,7 @@ class Seen(NamedTuple):
     seen_at: datetime
     stages: list[Waiting]
     failing: list[FailingEndpoint]
+    dead_letters_of_a_day: int
 
 
 class Monitor:
@@ -54,6 +55,7 @@ class Monitor:
                 async with asyncio.timeout(TIMEOUT_SECONDS):
                     stages = await backlog.waiting(connection, COUNTED_UP_TO)
                     failing = await backlog.failing_endpoints(connection, FAILING_SHOWN)
+                    dead_letters = await backlog.dead_letters_of_a_day(connection, COUNTED_UP_TO)
                     seen_at = await reads.database_time(connection)
             except TimeoutError:
                 # Caught here: a look that is dear is no sign of a server that is away.
@@ -62,7 +64,7 @@ class Monitor:
         for stage in stages:
             self._metrics.backlog.labels(stage.stage).set(stage.waiting)
             self._metrics.backlog_age.labels(stage.stage).set(max(0.0, stage.age_seconds or 0.0))
-        self.seen = Seen(seen_at, stages, failing)
+        self.seen = Seen(seen_at, stages, failing, dead_letters)
         return len(stages)
 
     def _forget(self) -> None:

@@ -197,7 +197,9 @@ def _fields(transition: sagas.Transition) -> dict[str, object]:
         "subscription_id": transition.subscription_id,
         "error_code": transition.error_code,
         "attempt_count": transition.attempt_count,
-        "next_attempt_at": transition.next_attempt_at.isoformat(),
+        "next_attempt_at": transition.next_attempt_at.isoformat()
+        if transition.status is SagaStatus.PENDING_RETRY
+        else None,
         "dead_letter_id": transition.dead_letter_id,
         "correlation_id": transition.correlation_id,
     }

@@ -36,6 +36,22 @@ async def waiting(connection: Connection, counted_up_to: int) -> list[Waiting]:
     return [Waiting(*row) for row in rows]
 
 
+async def dead_letters_of_a_day(connection: Connection, counted_up_to: int) -> int:
+    """How many were given up in the last 24 hours, requeued or not, counted no further than that.
+
+    By idx_dead_failed.
+    """
+    count: int = await connection.fetchval(
+        """
+        select count(*) from (
+            select from webhookd.dead_letters d where d.failed_at > now() - interval '24 hours'
+            order by d.failed_at desc limit $1) w
+        """,
+        counted_up_to,
+    )
+    return count
+
+
 async def failing_endpoints(connection: Connection, limit: int) -> list[FailingEndpoint]:
     """Those that have been failing for the longest."""
     rows = await connection.fetch(

@@ -96,6 +96,11 @@ async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
             raise SchemaProblem(f"the database could not be migrated: {error.message}{hint}") from error
 
 
+def everything() -> Pending:
+    """What there is to do where nothing was done yet."""
+    return Pending(tuple(shipped().migrations), code=True, triggers=True)
+
+
 async def check(dsn: str, schema: Schema | None = None) -> Pending:
     """What migrating would do; changes nothing."""
     schema = schema or shipped()

@@ -93,6 +93,7 @@ class Status:
                 }
                 for endpoint in seen.failing
             ],
+            "dead_letters_of_a_day": seen.dead_letters_of_a_day if seen else None,
             "configuration": {
                 "last_read_at": self.reloads.last_at,
                 "last_reload_successful": self.reloads.successful,

@@ -44,6 +44,8 @@ async def test_bodies_that_are_no_event_are_refused(api: Client, flow: Flow) -> 
     for event_type in ("", "a" * 101, "a..b", "a b", "a%", "A.\u0430", "*", "a\n", "a\0", ".a", 7, None):
         body = json.dumps({"event_type": event_type, "payload": 1}).encode()
         cases.append((body, (422, "invalid_request")))
+    in_words = await api.post("/v1/events", {"event_type": "order paid", "payload": 1})
+    assert in_words.body["detail"] == "event_type must be words of letters, digits and _, joined by dots"
     for field, values in {
         "idempotency_key": ("", "k" * 256, "a\0", "a\n", 7),
         "correlation_id": ("", "c" * 256, "é", "a\r\nX: y", " a", 7),

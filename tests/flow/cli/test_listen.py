@@ -108,7 +108,7 @@ async def test_a_person_sees_each_arrival(serve_local: ServeLocal, make_listener
     printed = await listener.has_printed('"order": 7')
     [line] = [line for line in printed.splitlines() if "evt_" in line]
     assert line.split(" ", 1)[1] == (
-        f"✓ {EVENT_TYPE}  evt_{event.body['id']}  attempt 1  correlation c-1  → 200"
+        f"✓ signature {EVENT_TYPE}  evt_{event.body['id']}  attempt 1  correlation c-1  → 200"
     )
     assert '    {\n      "order": 7\n    }\n' in printed
 

@@ -40,12 +40,13 @@ def _state(status: health_responses.Status) -> Markup:
 
 
 def _facts(status: health_responses.Status, now: datetime) -> Markup:
-    in_flight = status["in_flight"]
+    in_flight, dead_letters = status["in_flight"], status["dead_letters_of_a_day"]
     facts: dict[str, Part] = {
         "Version": status["version"],
         "Up for": _age(status["started_at"], now),
         "Database": "answers" if status["database"]["available"] else "does not answer",
         "Requests in flight": f"{in_flight['requests']} of {in_flight['concurrency']}",
+        "Dead letters, 24 hours": _NOTHING if dead_letters is None else f"{dead_letters:,}",
     }
     items = [element("div", element("dt", name), element("dd", value)) for name, value in facts.items()]
     return element("dl", *items, class_="facts")
