@@ -231,7 +231,7 @@ async def blocks_touched(
     daemon: "Connection", call: "Callable[[Connection], Awaitable[Result]]"
 ) -> tuple[Result, int]:
     """What a call gives, and how many blocks it fetched of tables that grow."""
-    result, touched = await watch(daemon, call)
+    result, touched = await watch(daemon, call, "repeatable_read")
     return result, sum(count for table, count in touched.blocks.items() if table != "subscriptions")
 
 
@@ -270,7 +270,7 @@ async def test_a_missing_index_is_missed(past: Database, index: str) -> None:
     """Without it a page that it serves touches more blocks than the tests above allow."""
     superuser = await past.connect("superuser")
     name = IN_NEED_OF[index]
-    transaction = superuser.transaction()
+    transaction = superuser.transaction(isolation="repeatable_read")
     await transaction.start()
     await superuser.execute(f"drop index webhookd.{index}")
     rows, blocks = await blocks_touched(superuser, lambda c: CASES[name].ask(c, Page(LIMIT)))

@@ -8,7 +8,7 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tests.support.database import Cluster, Database
 from webhookd.store import events, jobs, routing, sagas
@@ -142,7 +142,9 @@ class Touched:
 
 
 async def watch(
-    connection: "Connection", call: Callable[["Connection"], Awaitable[Result]]
+    connection: "Connection",
+    call: Callable[["Connection"], Awaitable[Result]],
+    isolation: Literal["repeatable_read"] | None = None,
 ) -> tuple[Result, Touched]:
     """Call in a transaction of its own, with a look at the session's counters before and after.
 
@@ -150,7 +152,7 @@ async def watch(
     has not handed to the server's statistics yet: hence the difference. Inside a transaction nothing is
     handed over, and another session's are never in them (tried on PostgreSQL 15 and 18).
     """
-    async with connection.transaction():
+    async with connection.transaction(isolation=isolation):
         before = await counters(connection)
         result = await call(connection)
         await connection.execute("set constraints all immediate")  # what the commit would look at
