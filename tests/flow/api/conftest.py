@@ -7,8 +7,6 @@ from tests.support.api import Client
 from tests.support.daemon import DaemonProcess
 
 MAX_BYTES = 4096
-# A question that waits for the database is answered in less than this, whatever the database does.
-UNAVAILABLE_SECONDS = 2.0
 
 
 @pytest.fixture

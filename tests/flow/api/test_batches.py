@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import time
 
-from tests.flow.api.conftest import UNAVAILABLE_SECONDS
 from tests.flow.conftest import MakeApi
 from tests.support.api import Client
 from tests.support.database import Database
@@ -74,7 +72,6 @@ async def test_a_key_of_an_open_transaction_holds_up_nobody_else(
     transaction = application.transaction()
     await transaction.start()
     await application.fetchval("select webhookd.publish('a', '1', 'held')")
-    started = time.monotonic()
     # The first goes alone; those that come while it is stored are a group.
     others = [asyncio.create_task(api.event()) for _ in range(10)]
     held = asyncio.create_task(api.event(event_type="a", payload=1, idempotency_key="held"))
@@ -82,7 +79,6 @@ async def test_a_key_of_an_open_transaction_holds_up_nobody_else(
     assert {answer.status for answer in await asyncio.gather(*others)} == {202}
     assert not held.done()
     assert (await held).told == (503, "unavailable")
-    assert time.monotonic() - started < UNAVAILABLE_SECONDS
     await transaction.commit()
     again = await api.event(event_type="a", payload=1, idempotency_key="held")
     assert (again.status, again.body["duplicate"]) == (202, True)
