@@ -46,6 +46,8 @@ LEAST_PATIENCE_SECONDS = 10.0
 BARE_SHARE, BUSY_SECONDS_SHARE = 0.25, 0.6
 IDLE_EVENTS_A_SECOND = 6
 MOST_IDLE_EVENTS = 50
+# What the server's helpers and the bench itself take is less.
+OTHERS_SHARE = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -113,7 +115,8 @@ def command(
     # Until there is a loop to hear them: a server that was just started is stopped again.
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
-    with bench_database.server(settings) as database:
+    with Course(STEPS, quiet=as_json or clean) as course, bench_database.server(settings, course) as database:
+        course.pause()
         try:
             if clean:
                 _clean(database)
@@ -121,10 +124,10 @@ def command(
             found = asyncio.run(bench.look(database.migrating_dsn))
             told = asyncio.run(facts.look(database.migrating_dsn))
             bench_database.require_fit(found, told, settings.database.pool_size)
-            notes = [*_consented(found, yes=yes, ask=not as_json), *_noted(found, told)]
+            notes = [*_consented(found, yes=yes, ask=not as_json), *_noted(database, found, told)]
             run = _Run(settings, find_file(config_path, environment), database, found.tablespace, notes)
             sizes = Sizes(events, seconds, subscriptions, payload_bytes)
-            report = anyio.run(run.interruptible, sizes, as_json, backend_options={"use_uvloop": True})
+            report = anyio.run(run.interruptible, sizes, course, backend_options={"use_uvloop": True})
         finally:
             # An embedded server is still to be stopped, and is not to be left in the middle of that.
             for number in _SIGNALS:
@@ -158,14 +161,14 @@ def _consented(found: bench.Server, *, yes: bool, ask: bool) -> list[str]:
     return [f"{what}: the figures are of both together"]
 
 
-def _noted(found: bench.Server, told: facts.Facts) -> list[str]:
+def _noted(database: Database, found: bench.Server, told: facts.Facts) -> list[str]:
     notes = []
     if not told.survives_a_power_cut:
         notes.append("fsync is off on this server: the figures are not those of durable commits")
     if found.left_over:
         names = ", ".join(found.left_over)
         notes.append(f"left of runs that were killed: {names}. {bench_database.removal(found.left_over)}")
-    if found.is_without_roles:
+    if found.is_without_roles and not database.embedded:
         notes.append("the roles of webhookd were made on this server and stay: `webhookd migrate` uses them")
     return notes
 
@@ -179,15 +182,18 @@ class _Run(NamedTuple):
     tablespace: str | None
     notes: list[str]
 
-    async def interruptible(self, sizes: Sizes, quiet: bool) -> Report | None:
+    async def interruptible(self, sizes: Sizes, course: Course) -> Report | None:
         """None if it was told to stop; then all is cleaned up just as at the end."""
-        report = None
         with anyio.CancelScope() as scope:
+
+            def stop() -> None:
+                course.say("Told to stop: removing all of it")
+                scope.cancel()
+
             for number in _SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, scope.cancel)
-            with Course(STEPS, quiet=quiet) as course:
-                report = await self._report(sizes, course)
-        return report
+                asyncio.get_running_loop().add_signal_handler(number, stop)
+            return await self._report(sizes, course)
+        return None
 
     async def _report(self, sizes: Sizes, course: Course) -> Report:
         async with AsyncExitStack() as stack:
@@ -214,6 +220,7 @@ class _Run(NamedTuple):
             arrived = await receiver.count()
             course.step(f"Delivering {count:,} events", count)
             daemon = await stack.enter_async_context(self._daemon(folder, data_dir, own.dsn))
+            await receiver.guard(daemon.process_id)
             patience = max(LEAST_PATIENCE_SECONDS, sizes.seconds * PATIENCE) if not sizes.events else 600.0
             done = await measures.throughput(daemon, count, arrived, patience, course.done)
             after = await bench.counters(pool)
@@ -221,6 +228,8 @@ class _Run(NamedTuple):
             if done.deliveries < count:
                 notes.append(f"{count - done.deliveries:,} of {count:,} were not delivered in time")
                 await measures.begin_anew()
+            if done.processors and done.processors.others > OTHERS_SHARE * done.processors.there_are:
+                notes.append(f"other programs kept {done.processors.others:.1f} processors busy meanwhile")
 
             idle_count = min(MOST_IDLE_EVENTS, int(sizes.seconds * IDLE_EVENTS_A_SECOND))
             course.step("Latency, one event at a time", idle_count)

@@ -12,6 +12,7 @@ import anyio
 import click
 import msgspec
 
+from webhookd.cli.bench_progress import Course
 from webhookd.cli.own_daemon import temporary_folder
 from webhookd.config.dsn import with_database
 from webhookd.config.folders import data_dir
@@ -33,8 +34,10 @@ class OwnDatabase(NamedTuple):
 
 
 @contextmanager
-def server(settings: Settings) -> Iterator[Database]:
+def server(settings: Settings, course: Course) -> Iterator[Database]:
     """The server that the settings mean; where the embedded one was never made, one that is gone after."""
+    if settings.database.embedded:
+        course.say("Starting PostgreSQL")
     if settings.database.embedded and is_new(folder := data_dir(settings)):
         # On the same disk: that is what is measured, and the temporary folder may be in memory.
         there = next(it for it in folder.parents if it.is_dir())

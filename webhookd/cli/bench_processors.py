@@ -32,6 +32,11 @@ class Processors(msgspec.Struct, frozen=True):
     machine: float
     there_are: int
 
+    @property
+    def others(self) -> float:
+        """What is none of ours."""
+        return max(0.0, self.machine - self.daemon - self.receiver - (self.postgresql or 0.0))
+
 
 def sample(at: float, daemon_id: int, receiver_id: int, postgresql_ids: Iterable[int]) -> Sample | None:
     """What /proc says now."""

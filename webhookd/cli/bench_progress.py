@@ -32,7 +32,6 @@ class Course:
         self._task: TaskID = self._bar.add_task("", step="", total=None)
 
     def __enter__(self) -> Self:
-        self._bar.start()
         return self
 
     def __exit__(
@@ -47,9 +46,14 @@ class Course:
 
     def say(self, text: str, step: str = "", total: float | None = None) -> None:
         """Something beside the steps."""
+        self._bar.start()
         self._bar.update(self._task, description=text, step=step, total=total, completed=0)
         if not self._quiet and not sys.stderr.isatty():
             click.echo(f"{step} {text}".strip(), err=True)
+
+    def pause(self) -> None:
+        """Until the next step: somebody is asked."""
+        self._bar.stop()
 
     def done(self, count: int) -> None:
         """So much of the step's total."""

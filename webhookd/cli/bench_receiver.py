@@ -64,6 +64,10 @@ class BenchReceiver:
     def process_id(self) -> int:
         return self._process.pid
 
+    async def guard(self, process_id: int) -> None:
+        """Have it end this process, should we be killed and not be able to."""
+        await self._ask(f"guard {process_id}")
+
     async def count(self) -> int:
         """Of all arrivals."""
         return (await self._ask("count")).count

@@ -2,15 +2,18 @@
 
 It answers 200 to everything, and keeps for each arrival how old its event was: a body begins with
 `{"at":<nanoseconds of the monotonic clock>,`. On stdout it writes its URL, then an answer for each line of
-stdin; it ends with stdin, and so with whoever started it.
+stdin; it ends with stdin, and so with whoever started it, and ends the process that it was told to guard.
 """
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import sys
 import time
 from array import array
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +35,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.count = 0
+        self.guarded_id: int | None = None
         self._ages_ms = array("d")
 
     def note(self, body: bytes) -> None:
@@ -40,7 +44,9 @@ class Arrivals:
         self.count += 1
 
     def answer(self, question: str) -> dict[str, Any]:
-        """`count`, or `take`: the ages' percentiles too, which begin anew."""
+        """`count`; `take`: the ages' percentiles too, which begin anew; `guard <process id>`."""
+        if question.startswith("guard "):
+            self.guarded_id = int(question.removeprefix("guard "))
         if question != "take":
             return {"count": self.count}
         ages = sorted(self._ages_ms)
@@ -96,6 +102,9 @@ async def _receive(folder: Path) -> None:
     async for line in questions:
         _say(arrivals.answer(line.decode().strip()))
     server.close()
+    if arrivals.guarded_id is not None:
+        with suppress(ProcessLookupError):
+            os.kill(arrivals.guarded_id, signal.SIGTERM)
 
 
 def _say(document: dict[str, Any]) -> None:
