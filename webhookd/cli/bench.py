@@ -106,8 +106,8 @@ def command(
 
     Uses the configuration of `serve`: the same server and the same settings of delivery. It makes a database
     of its own there, webhookd_bench_<random>, delivers to a receiver on this machine, and drops the database
-    again; no other database is touched. The login needs CREATEDB and CREATEROLE. For half a minute the
-    server is kept busy: not the best moment is when others need it.
+    again; no other database is touched. The login needs CREATEDB and CREATEROLE. It keeps the
+    server busy for half a minute: better not while others need it.
     """
     environment = dict(os.environ)
     settings = load_settings(config_path, environment)
@@ -187,8 +187,10 @@ class _Run(NamedTuple):
         with anyio.CancelScope() as scope:
 
             def stop() -> None:
-                course.say("Told to stop: removing all of it")
-                scope.cancel()
+                """First of all: a terminal that was closed cannot be told."""
+                if not scope.cancel_called:
+                    scope.cancel()
+                    course.say("Told to stop: removing all of it")
 
             for number in _SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, stop)

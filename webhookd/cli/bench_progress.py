@@ -1,4 +1,4 @@
-"""How far a bench is, on stderr: a bar where that is a terminal, else a line for each step, or nothing."""
+"""How far a bench is: a bar where stderr is a terminal, else a line of stdout for each step, or nothing."""
 
 import sys
 from types import TracebackType
@@ -49,7 +49,7 @@ class Course:
         self._bar.start()
         self._bar.update(self._task, description=text, step=step, total=total, completed=0)
         if not self._quiet and not sys.stderr.isatty():
-            click.echo(f"{step} {text}".strip(), err=True)
+            click.echo(f"{step} {text}".strip())
 
     def pause(self) -> None:
         """Until the next step: somebody is asked."""

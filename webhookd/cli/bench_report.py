@@ -27,11 +27,11 @@ class Limit(StrEnum):
 
 
 _MEANING = {
-    Limit.RECEIVER: "the bench's own receiver: this machine's webhookd does more than could be measured",
-    Limit.DAEMON: "the daemon, which keeps one processor busy: a second instance adds to it",
-    Limit.MACHINE: "this machine's processors: daemon, database and receiver share them",
-    Limit.DATABASE: "the database, which the daemon waits for: faster commits, or a nearer server, add to it",
-    Limit.UNKNOWN: "not known: this system does not tell how busy the processors were",
+    Limit.RECEIVER: "the bench's own receiver: webhookd could do more",
+    Limit.DAEMON: "the daemon's one processor: a second instance adds to it",
+    Limit.MACHINE: "this machine's processors, which all parts share",
+    Limit.DATABASE: "the database: faster commits, or a nearer server, help",
+    Limit.UNKNOWN: "not known: this system does not tell who was busy",
 }
 
 
@@ -83,7 +83,6 @@ def limit(processors: Processors | None) -> Limit:
 
 def show(report: Report) -> None:
     """For a person."""
-    server = "embedded PostgreSQL" if report.embedded else "PostgreSQL"
     rate, bare = report.deliveries_per_second, report.without_database_per_second
     idle, busy = report.latency_idle, report.latency_busy
     wal, storage = report.wal_bytes_per_delivery, report.storage_bytes_per_delivery
@@ -95,13 +94,14 @@ def show(report: Report) -> None:
         ("", Text.assemble((_latency(busy), "bold"), f" at {busy.events_per_second or 0:,.0f} events/s")),
         ("a delivery", f"{size(wal)} of WAL, {size(storage)} of database"),
         ("a commit", commit),
-        ("processors", _processors(report)),
+        ("processors", _processors(report.processors)),
+        ("daemon's memory", size(report.daemon_memory_bytes) if report.daemon_memory_bytes else output.NONE),
         ("limited by", _MEANING[report.limit]),
     ]
     output.show(
         Text(
-            f"webhookd {report.webhookd} on {server} {report.postgresql}: {report.deliveries:,} deliveries of"
-            f" {report.payload_bytes} bytes to {report.subscriptions} subscriptions\n",
+            f"{report.deliveries:,} deliveries of {report.payload_bytes} bytes to {report.subscriptions}"
+            f" subscriptions; PostgreSQL {report.postgresql}{', embedded' * report.embedded}\n",
             "dim",
         ),
         output.fields(rows),
@@ -130,10 +130,8 @@ def _latency(latency: Latency) -> str:
     return f"p50 {latency.p50_ms:.1f} ms, p99 {latency.p99_ms:.1f} ms"
 
 
-def _processors(report: Report) -> str:
-    found = report.processors
+def _processors(found: Processors | None) -> str:
     if found is None:
         return output.NONE
     database = f"PostgreSQL {found.postgresql:.2f}, " if found.postgresql is not None else ""
-    memory = f"; daemon {size(report.daemon_memory_bytes)} memory" if report.daemon_memory_bytes else ""
-    return f"daemon {found.daemon:.2f}, {database}receiver {found.receiver:.2f} of {found.there_are}{memory}"
+    return f"daemon {found.daemon:.2f}, {database}receiver {found.receiver:.2f} of {found.there_are}"
