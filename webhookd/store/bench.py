@@ -31,7 +31,8 @@ select
           order by 1) as served,
     array(select d.datname::text
           from pg_database d
-          where d.datname ~ $1 and not exists (select from pg_stat_activity a where a.datid = d.oid)
+          where d.datname ~ $1 and pg_has_role(d.datdba, 'usage')
+            and not exists (select from pg_stat_activity a where a.datid = d.oid)
           order by 1) as left_over
 """
 _COUNTERS = """
