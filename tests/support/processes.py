@@ -24,6 +24,20 @@ def is_stopped(process_id: int) -> bool:
     return _fields(process_id)[STATE] == "T" or is_gone(process_id)
 
 
+def standing_in(folder: Path) -> list[int]:
+    """The processes whose working folder is this one, or inside of it."""
+    found = []
+    for process in PROC.iterdir():
+        if process.name.isdigit():
+            try:
+                place = (process / "cwd").readlink()
+            except OSError:
+                continue  # it has ended, or is another user's
+            if place.is_relative_to(folder):
+                found.append(int(process.name))
+    return found
+
+
 def processor_seconds(process_id: int) -> float:
     """How long it has been at work, for itself and in the kernel."""
     fields = _fields(process_id)

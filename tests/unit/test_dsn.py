@@ -2,7 +2,7 @@
 
 import pytest
 
-from webhookd.config.dsn import has_password, shown, unencrypted_hosts
+from webhookd.config.dsn import has_password, shown, unencrypted_hosts, with_database
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,19 @@ def test_other_machines_without_tls(dsn: str, hosts: list[str]) -> None:
 def test_a_password(dsn: str, has: bool) -> None:
     """In front of the host, or asked for; a port is none."""
     assert has_password(dsn) is has
+
+
+@pytest.mark.parametrize(
+    ("dsn", "other"),
+    [
+        ("postgresql://u:p@db:5432/app?sslmode=require", "postgresql://u:p@db:5432/other?sslmode=require"),
+        ("postgresql://u@a,b:5433", "postgresql://u@a,b:5433/other"),
+        ("postgres:///app?host=/run/pg", "postgres:///other?host=/run/pg"),
+    ],
+)
+def test_another_database(dsn: str, other: str) -> None:
+    """All else stays, also where there is no host, or no database."""
+    assert with_database(dsn, "other") == other
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from rich.live import Live
 from webhookd.api.server import listening_socket
 from webhookd.cli import output
 from webhookd.cli.client import Client
-from webhookd.cli.demo_daemon import DemoDaemon, temporary_folder
+from webhookd.cli.demo_daemon import DemoDaemon
 from webhookd.cli.demo_scene import Counts, Endpoint, Scene
 from webhookd.cli.main import INTERRUPTED
+from webhookd.cli.own_daemon import temporary_folder
 from webhookd.local.authority import Authority
 from webhookd.local.inbox import Behaviour, Inbox
 from webhookd.local.receiver import receiving
@@ -83,7 +84,7 @@ async def _demo(scene: Scene) -> None:
     with live if scene.console.is_terminal else nullcontext():
         async with AsyncExitStack() as stack:
             scene.step("Starting PostgreSQL and webhookd in a temporary folder")
-            daemon = DemoDaemon(stack.enter_context(temporary_folder()))
+            daemon = DemoDaemon(stack.enter_context(temporary_folder("webhookd-demo-")))
             authority = Authority.in_folder(daemon.data_dir)
             # Before the daemon, and so after it too: what is on its way when it is stopped is still answered.
             urls = [

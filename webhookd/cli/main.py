@@ -18,6 +18,7 @@ INTERRUPTED = 130
 # In the order of --help. Each is the `command` of the module that has its name.
 COMMANDS = (
     "demo",
+    "bench",
     "serve",
     "listen",
     "publish",

@@ -38,6 +38,14 @@ def shown(dsn: str) -> str:
     return f"{unquote(hosts)} as {unquote(user)}" if user else unquote(hosts)
 
 
+def with_database(dsn: str, name: str) -> str:
+    """The same server and login, another database: that of the path comes before all others."""
+    parts = urlsplit(dsn)
+    query = f"?{parts.query}" if parts.query else ""
+    # Not urlunsplit: without a host it leaves the slashes away.
+    return f"{parts.scheme}://{parts.netloc}/{name}{query}"
+
+
 def _parts(dsn: str) -> tuple[str, dict[str, list[str]]]:
     try:
         parts = urlsplit(dsn)

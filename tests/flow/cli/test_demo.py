@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import PROC, children
+from tests.support.processes import children, standing_in
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 
 # A user's own settings: for another daemon, which the demo must not touch.
@@ -46,14 +46,7 @@ class Demo:
 
     def left(self) -> list[str]:
         """What is still there of it: files, and processes that stand in its folder."""
-        places = []
-        for process in PROC.iterdir():
-            if process.name.isdigit():
-                try:
-                    places.append(f"process {process.name}: {(process / 'cwd').readlink()}")
-                except OSError:
-                    continue  # it has ended, or is another user's
-        return [*map(str, self.folder.iterdir()), *(it for it in places if str(self.folder) in it)]
+        return [*map(str, self.folder.iterdir()), *map(str, standing_in(self.folder))]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from tests.support.shell import Shell
 from webhookd.cli.main import commands
 
-ASKING = ("status", "publish", "subscriptions", "deliveries", "dead-letters", "token", "completion")
+ASKING = ("bench", "status", "publish", "subscriptions", "deliveries", "dead-letters", "token", "completion")
 
 
 def every_command() -> list[list[str]]:
@@ -55,6 +55,8 @@ def test_every_command_has_an_example() -> None:
         ["dead-letters", "list", "--failed-after", "yesterday"],
         ["dead-letters", "list", "--failed-after", "2026-01-01T00:00:00"],
         ["publish", "a", "1", "--batch", "-"],
+        ["bench", "--events", "1"],
+        ["bench", "--seconds", "0"],
         ["completion", "tcsh"],
     ],
     ids=" ".join,
