@@ -33,7 +33,8 @@ class Bed:
     maximum: float | None = None
     # Why a number is not there, by its name: a peer that is not installed.
     missing: dict[str, str] = field(default_factory=dict)
-    # What lives as long as the run: a database with a long history.
+    # What lives as long as the run: a database with a long history, once it is written.
+    long_history: Database | None = None
     kept: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     _numbers: "count[int]" = field(default_factory=count)
 
@@ -60,7 +61,7 @@ async def open_bed(scale: Scale) -> AsyncIterator[Bed]:
     with tempfile.TemporaryDirectory(prefix="webhookd-bench-") as name:
         folder = Path(name)
         # nginx's worker has another account where root starts it.
-        folder.chmod(0o755)
+        folder.chmod(0o755)  # noqa: ASYNC240  before anything else runs
         certificates = Certificates.make(folder)
         await asyncio.to_thread(server.start)
         try:
@@ -71,8 +72,6 @@ async def open_bed(scale: Scale) -> AsyncIterator[Bed]:
                 small_receiver(folder, certificates) as slow_receiver,
                 contextlib.AsyncExitStack() as kept,
             ):
-                yield Bed(
-                    scale, folder, certificates, server, cluster, receiver, slow_receiver, kept=kept
-                )
+                yield Bed(scale, folder, certificates, server, cluster, receiver, slow_receiver, kept=kept)
         finally:
             server.stop()

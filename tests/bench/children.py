@@ -1,4 +1,4 @@
-"""A child process that is asked by lines: one JSON value in, one out. Ended with the block that started it."""
+"""A child process that is asked by lines, a JSON value in and one out. Ends with the block that started it."""
 
 import asyncio
 import contextlib

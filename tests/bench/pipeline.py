@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # In one transaction, but not in one statement: an application would not send ten megabytes at once either.
 PUBLISH_BATCH = 1_000
-RUN_TIMEOUT_SECONDS = 300
+RUN_TIMEOUT_SECONDS = 120
 RECEIVER_POLL_SECONDS = 0.05
 DATABASE_POLL_SECONDS = 0.02
 END_TIMEOUT_SECONDS = 60
@@ -32,6 +32,11 @@ COMPLETED = """
     select count(*), extract(epoch from max(updated_at))::float8
     from webhookd.webhook_delivery_sagas
     where id > $1 and status = 'Completed'
+"""
+ON_ITS_WAY = """
+    select exists (select from webhookd.event_routing_queue)
+        or exists (select from webhookd.webhook_delivery_sagas
+                   where status in ('Pending', 'InProgress', 'PendingRetry'))
 """
 
 
@@ -92,6 +97,12 @@ class Pipeline:
                 completed, last_at = await self.observer.fetchrow(COMPLETED, mark)  # type: ignore[misc]
                 if completed >= deliveries:
                     return float(last_at - committed_at)
+                await asyncio.sleep(DATABASE_POLL_SECONDS)
+
+    async def until_idle(self) -> None:
+        """Wait until no saga is on its way."""
+        async with asyncio.timeout(RUN_TIMEOUT_SECONDS):
+            while await self.observer.fetchval(ON_ITS_WAY):  # noqa: ASYNC110  the database is asked
                 await asyncio.sleep(DATABASE_POLL_SECONDS)
 
     async def warm_up(self) -> None:

