@@ -1,4 +1,4 @@
-"""A child process that is asked by lines, a JSON value in and one out. Ends with the block that started it."""
+"""A child process that is asked by lines, a JSON value in and one out. It ends with its block."""
 
 import asyncio
 import contextlib

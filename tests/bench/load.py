@@ -92,10 +92,8 @@ class Load:
     def _request(self, batch: int) -> bytes:
         """A batch, or a single event where it is 0."""
         if batch:
-            path, body = (
-                "/v1/events/batch",
-                f'{{"events": [{", ".join(self._event() for _ in range(batch))}]}}',
-            )
+            members = ", ".join(self._event() for _ in range(batch))
+            path, body = "/v1/events/batch", f'{{"events": [{members}]}}'
         else:
             path, body = "/v1/events", self._event()
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

