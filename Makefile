@@ -27,10 +27,10 @@ $(BENCH_STAMP): tests/bench/requirements.lock $(GRAPHILE)/package-lock.json
 	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench.install_graphile
 	touch $@
 
-bench: $(BENCH_STAMP) ## Compare with the peers and with the goals, in five rounds: about an hour; BENCH="--only idle" and the like
+bench: $(BENCH_STAMP) ## Compare with the peers and with the goals, in five rounds: three quarters of an hour (BENCH="--only idle")
 	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench $(BENCH)
 
-bench-quick: $(BENCH_STAMP) ## The same with small numbers, to try it: some minutes
+bench-quick: $(BENCH_STAMP) ## The same with small numbers, to try it: three minutes
 	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench --quick $(BENCH)
 
 ingest: ## Measure single events from 1 to 500 clients at once, and without the database

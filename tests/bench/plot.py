@@ -21,35 +21,42 @@ def draw(lines: Sequence[Line], caption: str, path: Path) -> bool:
     latency = [by_label[row.label] for row in (*ROWS["idle"], *ROWS["latency"]) if row.label in by_label]
     if not throughput and not latency:
         return False
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    axes = figure.subplots(2, 1)
-    _bars(axes[0], throughput, "deliveries a second, HTTPS, 400-byte payloads")
-    _bars(axes[1], latency, "milliseconds from publish to arrival", log=True)
+    parts = [
+        (throughput, "deliveries a second, HTTPS, 400-byte payloads", False),
+        (latency, "milliseconds from publish to arrival", True),
+    ]
+    drawn = [part for part in parts if part[0]]
+    figure = Figure(figsize=(11, 0.9 + 0.35 * (len(throughput) + len(latency) + 3)), layout="constrained")
+    heights = [len(part[0]) + 1 for part in drawn]
+    columns = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)
+    for [axes], (shown, title, log) in zip(columns, drawn, strict=True):
+        _bars(axes, shown, title, log=log)
     figure.supxlabel(caption, fontsize=7, wrap=True)
     figure.savefig(path, dpi=150)
     return True
 
 
-def _bars(axes: Any, lines: Sequence[Line], title: str, *, log: bool = False) -> None:
+def _bars(axes: Any, lines: Sequence[Line], title: str, *, log: bool) -> None:
     """A bar for each median, and a whisker from the least to the most."""
     summaries = [line.summary for line in lines if line.summary is not None]
     medians = [summary.median for summary in summaries]
-    axes.barh(
-        [line.label for line in lines],
-        medians,
-        xerr=[
-            [summary.median - summary.least for summary in summaries],
-            [summary.most - summary.median for summary in summaries],
-        ],
-        color=[_color(line.label) for line in lines],
-        capsize=4,
-    )
-    for place, median in enumerate(medians):
-        axes.annotate(f" {median:,.0f}" if median >= 100 else f" {median:.1f}", (median, place), va="bottom")
+    below = [summary.median - summary.least for summary in summaries]
+    above = [summary.most - summary.median for summary in summaries]
+    labels = [line.label.removeprefix("publish to arrival, ") for line in lines]
+    colors = [_color(line.label) for line in lines]
+    axes.barh(labels, medians, xerr=[below, above], color=colors, capsize=4)
+    for place, summary in enumerate(summaries):
+        text = f"{summary.median:,.0f}" if summary.median >= 100 else f"{summary.median:.1f}"
+        axes.annotate(
+            text, (summary.most, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9
+        )
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=10)
-    if log and medians:
+    if log:
         axes.set_xscale("log")
+        # A bar's length means something only where all begin at the same number.
+        axes.set_xlim(left=1)
+    axes.margins(x=0.12)
     axes.grid(axis="x", alpha=0.3)
 
 

@@ -95,7 +95,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("end to end ÷ pgqueuer", "webhookd", RATIO, "pgqueuer", at_least(1.5)),
         Row("end to end ÷ procrastinate", "webhookd", RATIO, "procrastinate", at_least(10)),
         Row("SQL statements per delivery", "statements", COUNT, goal=at_most(0.1)),
-        Row("commits per delivery", "commits", COUNT),
+        Row("commits that write, per delivery", "commits", COUNT),
         Row("WAL per delivery, publishing included", "wal", KILOBYTES, goal=at_most(3.5)),
         Row("processor per delivery, daemon", "daemon processor", MICROSECONDS),
         Row("processor per delivery, PostgreSQL", "server processor", MICROSECONDS),

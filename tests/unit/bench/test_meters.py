@@ -8,6 +8,7 @@ import pytest
 
 from tests.bench.machine import processor_model, system_name
 from tests.bench.measures.latency import milliseconds
+from tests.bench.publisher import due_times
 from tests.bench.receivers import Arrival, parse_arrivals, parse_stub_status
 from tests.bench.scale import payload
 from tests.bench.server import count_statements
@@ -74,6 +75,14 @@ def test_statements_are_counted_by_their_first_lines() -> None:
 2026-01-01 00:00:00.000 UTC [1] ERROR:  no
 """
     assert count_statements(log) == 2
+
+
+def test_events_are_due_at_the_ends_of_ticks() -> None:
+    """So many a second, together where several are in one tick, none before its own time."""
+    assert due_times(400, 0.02, 100.0) == pytest.approx(
+        [100.005] * 2 + [100.01] * 2 + [100.015] * 2 + [100.02] * 2
+    )
+    assert due_times(100, 0.03, 0.0) == pytest.approx([0.01, 0.02, 0.03])
 
 
 @pytest.mark.parametrize("number", [0, 7, 123_456_789])
