@@ -23,6 +23,7 @@ from tests.bench.measures import backlog, fan_out, ingest, latency, throughput, 
 from tests.bench.rows import ROWS, Line, lines
 from tests.bench.scale import QUICK, SUBSCRIPTIONS, Scale
 from tests.bench.table import markdown_table, plain_table
+from tests.support import history
 
 Numbers = dict[str, float]
 Measure = Callable[[Bed, int], Awaitable[Numbers]]
@@ -40,6 +41,7 @@ MEASURES: dict[str, Measure] = {
     "batch": ingest.batch,
     "fan-out": fan_out.fan_out,
 }
+SHORTEST_HISTORY = history.SUBSCRIPTIONS * history.FEW_LETTERS
 # A history of ten million takes its time to be written; nothing else comes near.
 ROUND_TIMEOUT_SECONDS = 3600
 
@@ -74,7 +76,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive, help="of each measure (5; with --quick 1)")
     parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
     parser.add_argument("--quick", action="store_true", help="small numbers, to try it: three minutes")
-    parser.add_argument("--history", type=positive, help="terminal sagas of the long history (1 million)")
+    parser.add_argument(
+        "--history",
+        type=history_size,
+        help="terminal sagas of the long history (1 million); the full run has 10",
+    )
     parser.add_argument("--output", type=Path, default=Path("bench-results"), help="folder (bench-results)")
     return parser.parse_args()
 
@@ -84,6 +90,14 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def history_size(text: str) -> int:
+    """What tests/support/history.py can divide among its subscriptions."""
+    number = positive(text)
+    if number < SHORTEST_HISTORY:
+        raise argparse.ArgumentTypeError(f"must be at least {SHORTEST_HISTORY}")
     return number
 
 

@@ -55,8 +55,9 @@ def _bars(axes: Any, lines: Sequence[Line], title: str, *, log: bool) -> None:
     if log:
         axes.set_xscale("log")
         # A bar's length means something only where all begin at the same number.
-        axes.set_xlim(left=1)
-    axes.margins(x=0.12)
+        axes.set_xlim(1, 2 * max(summary.most for summary in summaries))
+    else:
+        axes.margins(x=0.12)
     axes.grid(axis="x", alpha=0.3)
 
 
