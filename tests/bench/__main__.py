@@ -20,12 +20,12 @@ import uvloop
 from tests.bench import machine, plot
 from tests.bench.bed import Bed, open_bed
 from tests.bench.measures import backlog, fan_out, ingest, latency, throughput, variants
+from tests.bench.measures.turns import Numbers
 from tests.bench.rows import ROWS, Line, lines
 from tests.bench.scale import QUICK, SUBSCRIPTIONS, Scale
 from tests.bench.table import markdown_table, plain_table
 from tests.support import history
 
-Numbers = dict[str, float]
 Measure = Callable[[Bed, int], Awaitable[Numbers]]
 
 MEASURES: dict[str, Measure] = {
@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--history",
         type=history_size,
-        help="terminal sagas of the long history (1 million); the full run has 10",
+        help="terminal sagas of the long history (1 million)",
     )
     parser.add_argument("--output", type=Path, default=Path("bench-results"), help="folder (bench-results)")
     return parser.parse_args()

@@ -4,11 +4,10 @@ import asyncio
 import time
 
 from tests.bench.bed import Bed
+from tests.bench.measures.turns import Numbers, in_turns
 from tests.bench.pipeline import Pipeline, event_type, pipeline, subscribe, usual_addresses
 from tests.bench.scale import SUBSCRIPTIONS, payload
 from tests.bench.usage import peak_memory_bytes
-
-Numbers = dict[str, float]
 
 # By the trigger they are in the routing queue, as if an application had inserted them.
 BACKLOG = """
@@ -18,9 +17,10 @@ BACKLOG = """
 REFILL_POLL_SECONDS = 0.02
 
 
-async def backlog(bed: Bed, _: int) -> Numbers:
+async def backlog(bed: Bed, number: int) -> Numbers:
     """Both, for the same time. Memory never falls, so each has a daemon of its own."""
-    return {"backlog memory": await long_backlog(bed), "backlog memory short": await short_backlog(bed)}
+    sides = {"backlog memory": lambda: long_backlog(bed), "backlog memory short": lambda: short_backlog(bed)}
+    return await in_turns(number, sides)
 
 
 async def long_backlog(bed: Bed) -> float:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 from tests.bench.bed import Bed
 from tests.bench.children import child
 from tests.bench.measures.throughput import command_of
+from tests.bench.measures.turns import Numbers, in_order
 from tests.bench.pipeline import Pipeline, pipeline
-
-Numbers = dict[str, float]
 
 EVENT_TYPE = "bench.fan_out"
 REPEATS = 3
@@ -25,9 +24,8 @@ class Fanned(NamedTuple):
 
 async def fan_out(bed: Bed, number: int) -> Numbers:
     """Both, the median of a few events each."""
-    sides = (of_webhookd, of_bare)
     numbers: Numbers = {}
-    for side in sides if number % 2 == 0 else reversed(sides):
+    for side in in_order(number, (of_webhookd, of_bare)):
         numbers |= await side(bed)
     return numbers
 

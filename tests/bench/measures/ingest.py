@@ -9,10 +9,9 @@ from typing import Any
 
 from tests.bench.bed import Bed
 from tests.bench.children import Child, child, python
+from tests.bench.measures.turns import Numbers, in_turns
 from tests.bench.pipeline import daemons_running, make_daemon
 from tests.support.postgres import free_port
-
-Numbers = dict[str, float]
 
 CLIENTS = 64
 BATCH_CLIENTS = 4
@@ -25,33 +24,35 @@ API_ALONE = ("api",)
 
 async def single(bed: Bed, number: int) -> Numbers:
     """One event to a request."""
-    numbers: Numbers = {}
-    for side in ("api", "handler", "api alone") if number % 2 == 0 else ("api alone", "handler", "api"):
-        if side == "handler":
-            numbers[side] = await of_handler(bed)
-        else:
-            numbers[side] = await of_daemon(bed, SINGLES, API_ALONE if side == "api alone" else ())
-    return numbers
+    return await in_turns(
+        number,
+        {
+            "api": lambda: of_daemon(bed, SINGLES),
+            "handler": lambda: of_handler(bed),
+            "api alone": lambda: of_daemon(bed, SINGLES, API_ALONE),
+        },
+    )
 
 
 async def batch(bed: Bed, number: int) -> Numbers:
     """A thousand events to a request."""
-    numbers: Numbers = {}
-    for side in ("batch", "insert", "batch alone") if number % 2 == 0 else ("batch alone", "insert", "batch"):
-        if side == "insert":
-            numbers[side] = await of_insert(bed)
-        else:
-            numbers[side] = await of_daemon(bed, BATCHES, API_ALONE if side == "batch alone" else ())
-    return numbers
+    return await in_turns(
+        number,
+        {
+            "batch": lambda: of_daemon(bed, BATCHES),
+            "insert": lambda: of_insert(bed),
+            "batch alone": lambda: of_daemon(bed, BATCHES, API_ALONE),
+        },
+    )
 
 
-async def of_daemon(bed: Bed, asked: dict[str, Any], services: Sequence[str]) -> float:
+async def of_daemon(bed: Bed, asked: dict[str, Any], services: Sequence[str] = ()) -> float:
     """The real thing, with these services or all."""
     sections: dict[str, dict[str, Any]] = {"services": {"enabled": list(services)}} if services else {}
     async with bed.database(migrated=True) as database:
         daemon = make_daemon(bed, database, **sections)
         async with daemons_running([daemon]):
-            accepted, stored = await loaded(bed, asked | {"port": daemon.port}), 0
+            accepted = await loaded(bed, asked | {"port": daemon.port})
             observer = await database.connect("superuser")
             stored = await observer.fetchval("select count(*) from webhookd.events")
     if stored < accepted * bed.scale.load_seconds:

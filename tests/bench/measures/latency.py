@@ -9,13 +9,12 @@ from collections.abc import Mapping
 
 from tests.bench.bed import Bed
 from tests.bench.children import child, python
+from tests.bench.measures.turns import Numbers, in_order
 from tests.bench.measures.variants import rate
 from tests.bench.pipeline import Pipeline, event_type, pipeline
 from tests.bench.receivers import Arrival, Receiver
 from tests.bench.scale import SUBSCRIPTIONS
 from tests.bench.summary import percentile
-
-Numbers = dict[str, float]
 
 SHARES = (10, 50, 90)
 # What came first met connections that were opening.
@@ -31,7 +30,7 @@ async def idle(bed: Bed, number: int) -> Numbers:
         [daemon] = running.daemons
         ways = {"SQL": None, "API": f"http://127.0.0.1:{daemon.port}/v1/events"}
         numbers: Numbers = {}
-        for way in ways if number % 2 == 0 else reversed(ways):
+        for way in in_order(number, ways):
             asked = {"events": bed.scale.idle_events, "url": ways[way]}
             numbers |= percentiles(f"idle {way}", await published(bed, running, receiver, asked))
         return numbers

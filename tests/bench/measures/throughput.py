@@ -9,12 +9,11 @@ import importlib.util
 
 from tests.bench.bed import Bed
 from tests.bench.children import child, python
+from tests.bench.measures.turns import Numbers, in_order
 from tests.bench.node import graphile_command
 from tests.bench.pipeline import Pipeline, pipeline
 from tests.bench.scale import CONCURRENCY, PAYLOAD_BYTES
 from tests.bench.usage import memory_bytes, processor_seconds
-
-Numbers = dict[str, float]
 
 WAL_POSITION = "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
 # The next transaction's number: only those that write have one, and each of them is a durable commit. Exact,
@@ -26,10 +25,10 @@ PEERS = ("pgqueuer", "procrastinate", *NODE_CLIENTS)
 
 
 async def throughput(bed: Bed, number: int) -> Numbers:
-    """One round. Every other one goes backwards, so that what drifts favours nobody."""
+    """One round of everybody."""
     numbers: Numbers = {}
     contenders = ["bare", "webhookd", *PEERS]
-    for contender in contenders if number % 2 == 0 else reversed(contenders):
+    for contender in in_order(number, contenders):
         numbers |= await of_webhookd(bed) if contender == "webhookd" else await of_child(bed, contender)
     return numbers
 

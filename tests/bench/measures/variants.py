@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from tests.bench.bed import Bed
+from tests.bench.measures.turns import Numbers, in_turns
 from tests.bench.pipeline import event_type, pipeline, subscribe, usual_addresses
 from tests.bench.scale import SUBSCRIPTIONS
 from tests.support.database import Database
 from tests.support.history import HISTORY, vacuum
-
-Numbers = dict[str, float]
 
 SLOW_MILLISECONDS = 200
 SLOW_CONCURRENCY = 100
@@ -36,12 +35,6 @@ async def rate(
     async with pipeline(bed, addresses, database=database, services=services or {}) as running:
         await running.warm_up()
         return deliveries / await running.run(deliveries, further_types=further_types)
-
-
-async def in_turns(number: int, sides: dict[str, Callable[[], Awaitable[float]]]) -> Numbers:
-    """The sides one after the other, backwards in every other round."""
-    names = list(sides)
-    return {name: await sides[name]() for name in (names if number % 2 == 0 else reversed(names))}
 
 
 async def history(bed: Bed, number: int) -> Numbers:

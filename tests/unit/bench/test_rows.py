@@ -3,6 +3,7 @@
 import pytest
 
 from tests.bench.__main__ import MEASURES
+from tests.bench.measures.turns import in_order
 from tests.bench.rows import KILOBYTES, RATE, RATIO, ROWS, Row, at_least, at_most, lines
 from tests.bench.summary import Summary, percentile, ratios, summarize
 from tests.bench.table import markdown_table, plain_table
@@ -18,6 +19,11 @@ def test_a_ratio_is_of_the_two_sides_of_one_round() -> None:
     assert line.summary == Summary(0.7, 0.5, 0.9)
     with pytest.raises(ValueError, match="zip"):
         ratios([1], [1, 2])
+
+
+def test_every_other_round_goes_backwards() -> None:
+    """So that a side is not always the one that finds the machine warm."""
+    assert [in_order(number, "abc") for number in range(3)] == [list("abc"), list("cba"), list("abc")]
 
 
 def test_a_summary_is_the_median_and_the_ends() -> None:
