@@ -129,13 +129,18 @@ async def outcome_of(name: str, bed: Bed, rounds: int) -> Outcome:
             async with asyncio.timeout(ROUND_TIMEOUT_SECONDS):
                 outcome.rounds.append(await MEASURES[name](bed, number))
         except Exception as error:  # whatever it is, the other measures go on
-            words = str(error).strip().splitlines() or [""]
-            outcome.failure = f"failed: {type(error).__name__}: {words[0]}"[:200]
+            outcome.failure = failure_text(error)
             print(f"{name} {number + 1}/{rounds}: {outcome.failure}", file=sys.stderr, flush=True)
             break
         numbers = ", ".join(f"{key} {value:.5g}" for key, value in outcome.rounds[-1].items())
         print(f"{name} {number + 1}/{rounds} ({time.monotonic() - began:.0f} s): {numbers}", flush=True)
     return outcome
+
+
+def failure_text(error: Exception) -> str:
+    """One short line, for a cell of the table."""
+    words = [type(error).__name__, *str(error).strip().splitlines()[:1]]
+    return f"failed: {': '.join(words)}"[:200]
 
 
 def notes(scale: Scale) -> str:
@@ -145,7 +150,9 @@ def notes(scale: Scale) -> str:
         "Rates are from the commit of all work to the end of the last piece, with processes that are warm; "
         "the spread is from the least to the most of the rounds, ratios are of the two sides of one round. "
         f"The long history has {scale.history:,} terminal sagas, the long backlog {scale.backlog:,} events. "
-        "Times of arrival under load are nginx's, to a millisecond."
+        "WAL is all that the server wrote from before publishing to the end, events, payloads and indexes "
+        "included; processor time is without publishing. Times of arrival under load are the receiver's: "
+        "nginx tells whole milliseconds."
     )
 
 

@@ -89,15 +89,24 @@ class Pipeline:
         mark = await self.observer.fetchval(LAST_SAGA)
         committed_at = await self.publish(types)
         on_commit()
-        async with asyncio.timeout(RUN_TIMEOUT_SECONDS):
-            # The receiver is asked until all came, so that the database is not asked while it works.
-            while await receiver.requests() < arrived + deliveries:  # noqa: ASYNC110  another process counts
-                await asyncio.sleep(RECEIVER_POLL_SECONDS)
-            while True:
-                completed, last_at = await self.observer.fetchrow(COMPLETED, mark)  # type: ignore[misc]
-                if completed >= deliveries:
-                    return float(last_at - committed_at)
-                await asyncio.sleep(DATABASE_POLL_SECONDS)
+        try:
+            async with asyncio.timeout(RUN_TIMEOUT_SECONDS):
+                # Until all came the receiver is asked, so that the database is not asked while it works.
+                while await receiver.requests() < arrived + deliveries:  # noqa: ASYNC110  another process counts
+                    await asyncio.sleep(RECEIVER_POLL_SECONDS)
+                return await self._completed_at(deliveries, mark) - committed_at
+        except TimeoutError as error:
+            came = await receiver.requests() - arrived
+            message = f"{came} of {deliveries} came within {RUN_TIMEOUT_SECONDS} s, or were not Completed"
+            raise RuntimeError(message) from error
+
+    async def _completed_at(self, deliveries: int, mark: int) -> float:
+        """When the last of so many sagas after the mark was Completed, by the database's clock."""
+        while True:
+            completed, last_at = await self.observer.fetchrow(COMPLETED, mark)  # type: ignore[misc]
+            if completed >= deliveries:
+                return float(last_at)
+            await asyncio.sleep(DATABASE_POLL_SECONDS)
 
     async def until_idle(self) -> None:
         """Wait until no saga is on its way."""

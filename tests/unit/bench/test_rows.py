@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.__main__ import MEASURES
+from tests.bench.__main__ import MEASURES, failure_text
 from tests.bench.measures.turns import in_order
 from tests.bench.rows import KILOBYTES, RATE, RATIO, ROWS, Row, at_least, at_most, lines
 from tests.bench.summary import Summary, percentile, ratios, summarize
@@ -73,6 +73,13 @@ def test_without_numbers_a_line_says_why() -> None:
         )
     ]
     assert reasons == ["not installed", "failed: TimeoutError", "not measured"]
+
+
+def test_a_failure_is_one_short_line() -> None:
+    """Also where an error has no words, or many."""
+    assert failure_text(TimeoutError()) == "failed: TimeoutError"
+    assert failure_text(ValueError("first\nsecond")) == "failed: ValueError: first"
+    assert len(failure_text(ValueError("x" * 1000))) == 200
 
 
 def test_rounds_before_a_failure_count() -> None:
