@@ -3,10 +3,10 @@
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test machine latency ingest lock format clean
+.PHONY: help test machine bench bench-quick ingest lock format clean
 
 help: ## Show these targets
-	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST)
 
 test: ## Run every check and every test
 	python3 tests/run.py
@@ -14,8 +14,24 @@ test: ## Run every check and every test
 machine: ## Let Hypothesis drive the database for many more examples than `test` has time for
 	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_machine.py -k any_order
 
-latency: ## Measure the time from publish to arrival at an idle daemon
-	$(ENVIRONMENT)/bin/python -m tests.bench.latency
+# What webhookd is compared with has an environment of its own: no test needs it, and no test can come to need it.
+# Node comes with it, for graphile-worker needs a newer one than many systems have; without it that one is left out.
+BENCH_ENVIRONMENT := .venv-bench
+BENCH_STAMP := $(BENCH_ENVIRONMENT)/installed.stamp
+GRAPHILE := tests/bench/graphile
+
+$(BENCH_STAMP): tests/bench/requirements.lock $(GRAPHILE)/package-lock.json
+	rm -rf $(BENCH_ENVIRONMENT)
+	python3 -m venv $(BENCH_ENVIRONMENT)
+	$(BENCH_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench.install_graphile
+	touch $@
+
+bench: $(BENCH_STAMP) ## Compare with the peers and with the goals, in five rounds: three quarters of an hour (BENCH="--only idle")
+	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench $(BENCH)
+
+bench-quick: $(BENCH_STAMP) ## The same with small numbers, to try it: three minutes
+	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench --quick $(BENCH)
 
 ingest: ## Measure single events from 1 to 500 clients at once, and without the database
 	$(ENVIRONMENT)/bin/python -m tests.bench.ingest
@@ -26,15 +42,17 @@ COMPILE = env -u UV_FIND_LINKS -u PIP_FIND_LINKS $(UV) pip compile --no-config -
 	--generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate \
 	--custom-compile-command "make lock" --quiet
 
-lock: ## Make tests/requirements.lock anew from pyproject.toml, and of it what deploy/ installs (needs uv)
+lock: ## Make tests/requirements.lock anew from pyproject.toml, and of it what deploy/ and `bench` install (needs uv)
 	$(COMPILE) pyproject.toml --all-extras --output-file tests/requirements.lock
 	$(COMPILE) pyproject.toml --constraint tests/requirements.lock --output-file deploy/requirements.lock
 	echo hatchling | $(COMPILE) - --constraint tests/requirements.lock --output-file deploy/build.lock
+	$(COMPILE) pyproject.toml tests/bench/requirements.in --constraint tests/requirements.lock \
+		--output-file tests/bench/requirements.lock
 
 format: ## Format the code, and repair what ruff can
 	$(ENVIRONMENT)/bin/ruff format .
 	$(ENVIRONMENT)/bin/ruff check --fix .
 
 clean: ## Remove what the tools left behind
-	rm -rf $(ENVIRONMENT) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(ENVIRONMENT) $(BENCH_ENVIRONMENT) $(GRAPHILE)/node_modules bench-results .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,1 +1,1 @@
-"""Measurements: numbers to report, nothing to pass or fail."""
+"""Measurements: numbers to report, nothing to pass or fail. `make bench` runs `python -m tests.bench`."""

@@ -1,0 +1,49 @@
+"""The API's own handler of single events with no database behind it: what it stores is accepted at once."""
+
+import asyncio
+from datetime import UTC, datetime
+from itertools import count
+from typing import TYPE_CHECKING, cast
+
+import uvloop
+
+from tests.bench.lines import answer_lines, options
+from webhookd.api.app import Site
+from webhookd.api.events import Events
+from webhookd.api.server import listening_socket
+from webhookd.config.settings import Settings
+from webhookd.store.events import Accepted, NewEvent
+
+if TYPE_CHECKING:
+    from webhookd.api.database import Database
+    from webhookd.ingest.group_commit import GroupCommit
+
+
+class NoCommit:
+    """In the place of GroupCommit."""
+
+    def __init__(self) -> None:
+        self._ids = count(1)
+
+    async def publish(self, _: NewEvent) -> Accepted:
+        return Accepted(next(self._ids), datetime.now(UTC), duplicate=False)
+
+
+async def main() -> None:
+    """Until the input ends."""
+    settings = Settings()
+    # The routes that read are never asked, and have nothing to ask.
+    events = Events(cast("Database", None), cast("GroupCommit", NoCommit()), lambda: settings)
+    with listening_socket(f"127.0.0.1:{options()['port']}") as listening:
+        serving = asyncio.create_task(Site(listening, lambda: settings, events.routes()).run())
+
+        async def nothing(_: object) -> None:
+            return None
+
+        await answer_lines(nothing)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

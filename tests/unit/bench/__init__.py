@@ -1,0 +1,1 @@
+"""Tests of what a run of `make bench` makes of its numbers."""
