@@ -49,7 +49,7 @@ grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_c
 
 -- The job substrate. Its functions emit ordinary events; who executes jobs sees none but what a claim hands out.
 grant select, insert on webhookd.events to webhookd_jobs;
-grant usage on sequence webhookd.events_id_seq, webhookd.job_command_run_run_id_seq to webhookd_jobs;
+grant usage on sequence webhookd.events_id_seq to webhookd_jobs;
 grant select, insert, update on webhookd.job_queue, webhookd.job_workflow, webhookd.job_kind_policy, webhookd.job_event_registry
     to webhookd_jobs;
 grant select, update on webhookd.settings to webhookd_jobs;
