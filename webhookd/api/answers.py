@@ -22,10 +22,15 @@ def answer(value: object, status: int = 200) -> web.Response:
     return web.Response(body=encoded(value), status=status, content_type="application/json", headers=HEADERS)
 
 
-def page_of(rows: Sequence[Row], limit: int) -> web.Response:
+def nothing() -> web.Response:
+    """An answer without a body."""
+    return web.Response(status=204, headers=HEADERS)
+
+
+def page_of(rows: Sequence[Row], limit: int, key: str = "id") -> web.Response:
     """A page, from one row more than it shows."""
     items = rows[:limit]
-    return answer({"items": items, "next_cursor": items[-1]["id"] if len(rows) > limit else None})
+    return answer({"items": items, "next_cursor": items[-1][key] if len(rows) > limit else None})
 
 
 def raw(text: str) -> orjson.Fragment:

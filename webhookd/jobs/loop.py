@@ -12,7 +12,7 @@ import msgspec
 from webhookd.config.settings import Settings
 from webhookd.observe.metrics import Metrics
 from webhookd.store import job_substrate
-from webhookd.store.bells import Bells, Ear, Work
+from webhookd.store.bells import Bells, Work
 from webhookd.store.job_substrate import JobRefusal, Reaped
 from webhookd.store.pool import Pool
 
@@ -48,9 +48,9 @@ class JobKeeper:
                 await self._configure()
                 more = await (self.run_once() if self._enabled else self._run_once_disabled())
                 if not more and self._enabled:
-                    await _rest(ear, self._poll_interval_seconds, PAUSE_SECONDS)
+                    await ear.rest(PAUSE_SECONDS, self._poll_interval_seconds)
                 elif not more:
-                    await _rest(ear, DISABLED_INTERVAL_SECONDS, self._poll_interval_seconds)
+                    await ear.rest(self._poll_interval_seconds, DISABLED_INTERVAL_SECONDS)
 
     async def run_once(self) -> bool:
         """One batch of each kind of work that is due; whether there is more."""
@@ -125,8 +125,3 @@ class JobKeeper:
         if swept.cleaned:
             self._bells.ring_here(Work.EVENTS)
         return swept.more
-
-
-async def _rest(ear: Ear, at_most_seconds: float, at_least_seconds: float) -> None:
-    await asyncio.sleep(at_least_seconds)
-    await ear.wait(max(0.0, at_most_seconds - at_least_seconds))

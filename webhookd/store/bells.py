@@ -126,10 +126,11 @@ class Ear:
     def hear(self) -> None:
         self._heard.set()
 
-    async def wait(self, timeout_seconds: float) -> None:
-        """Until there was a ring, or the time is over."""
+    async def rest(self, at_least_seconds: float, at_most_seconds: float) -> None:
+        """Until there was a ring, or the time is over; however often it rings, for at least so long."""
+        await asyncio.sleep(at_least_seconds)
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(max(0.0, at_most_seconds - at_least_seconds)):
                 await self._heard.wait()
         except TimeoutError:
             return

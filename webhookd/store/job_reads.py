@@ -20,7 +20,8 @@ MAX_REGISTRATIONS = 1000
 
 _JOBS = "webhookd.job_queue j"
 _COLUMNS = """
-    select j.job_id, j.job_kind, j.executor, j.status, j.event_domain, j.idempotency_key, j.source_ref, j.target_ref,
+    select
+    j.job_id, j.job_kind, j.executor, j.status, j.event_domain, j.idempotency_key, j.source_ref, j.target_ref,
     j.payload_ref, j.result_ref, j.payload_classification, j.attempts, j.last_error_code, j.last_error,
     j.last_error_at, j.status_signal, j.lease_name, j.lease_holder, j.leased_until, j.lease_recoveries,
     j.process_after, j.deadline_at, j.priority, j.correlation_id, j.causation_event_id, j.parent_job_id,

@@ -203,12 +203,7 @@ class _Refused(msgspec.Struct):
 
 async def enqueue(connection: Connection, job: NewJob) -> Enqueued | JobRefusal:
     """Make a job, once for each kind and key."""
-    try:
-        return await _called(connection, "fn_job_enqueue", Enqueued, *msgspec.structs.astuple(job))
-    except asyncpg.DataError as error:
-        # What is JSON and no jsonb, as a NUL character in a text; and times that PostgreSQL has not.
-        message = f"a value cannot be stored: {error.message or error}"
-        raise Refused(Refusal.INVALID_ARGUMENT, message) from error
+    return await _called(connection, "fn_job_enqueue", Enqueued, *msgspec.structs.astuple(job))
 
 
 async def claim(
@@ -348,7 +343,12 @@ async def _called(
     connection: Connection, function: str, kind: type[Value], *arguments: object
 ) -> Value | JobRefusal:
     places = ", ".join(f"${number}" for number in range(1, len(arguments) + 1))
-    text = await connection.fetchval(f"select webhookd.{function}({places})::text", *arguments)
+    try:
+        text = await connection.fetchval(f"select webhookd.{function}({places})::text", *arguments)
+    except asyncpg.DataError as error:
+        # What is JSON and no jsonb, as a NUL character in a text; and times that PostgreSQL has not.
+        message = f"a value cannot be stored: {error.message or error}"
+        raise Refused(Refusal.INVALID_ARGUMENT, message) from error
     told = msgspec.json.decode(text, type=_Refused)
     if told.refused:
         # A workflow's status is none of a job's.
