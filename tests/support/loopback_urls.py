@@ -1,4 +1,4 @@
-"""Runs inside schemathesis, as its hooks: every URL that it makes up is of this machine, and nobody waits long."""
+"""Runs inside schemathesis, as its hooks: what it makes up stays on this machine, and waits for nothing."""
 
 from typing import Any
 

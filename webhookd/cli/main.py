@@ -27,6 +27,7 @@ COMMANDS = (
     "subscriptions",
     "deliveries",
     "dead-letters",
+    "jobs",
     "token",
     "completion",
 )
