@@ -105,7 +105,7 @@ class Api(Site):
         self._ingest = GroupCommit(pool, bells, metrics)
         database = Database(pool)
         wake = Wake(bells, hints)
-        self._claims = Claims(database, bells, settings)
+        self._claims = Claims(database, bells, metrics, settings)
         resources = (
             Events(database, self._ingest, settings),
             Subscriptions(database, Verification(database, client, settings), wake, settings),

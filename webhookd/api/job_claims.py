@@ -13,6 +13,7 @@ from webhookd.api.problems import unavailable
 from webhookd.api.server import connection_cap
 from webhookd.config.settings import Settings
 from webhookd.model.states import Executor
+from webhookd.observe.metrics import Metrics
 from webhookd.store.bells import Bells, Work
 from webhookd.store.connection import Connection
 from webhookd.store.job_substrate import NOTHING_TO_CLAIM, Claim, JobRefusal
@@ -34,9 +35,12 @@ class _Line(asyncio.Lock):
 class Claims:
     """Claims at once, or when a job comes."""
 
-    def __init__(self, database: Database, bells: Bells, settings: Callable[[], Settings]) -> None:
+    def __init__(
+        self, database: Database, bells: Bells, metrics: Metrics, settings: Callable[[], Settings]
+    ) -> None:
         self._database = database
         self._bells = bells
+        metrics.job_claims_waiting.set_function(self._waiting)
         self._settings = settings
         self._lines: dict[tuple[str, Executor], _Line] = {}
         self._closed = False
@@ -57,7 +61,7 @@ class Claims:
         claimed = await self._look(question)
         if claimed is not None or not wait_seconds:
             return claimed
-        if sum(line.length for line in self._lines.values()) >= self._most_waiting:
+        if self._waiting() >= self._most_waiting:
             raise unavailable("too many wait for jobs here: ask again later, or another instance")
         deadline = asyncio.get_running_loop().time() + wait_seconds
         line = self._lines.setdefault((kind, executor), _Line())
@@ -80,6 +84,9 @@ class Claims:
         """Nobody waits any more."""
         self._closed = True
         self._bells.ring_here(Work.EVENTS)
+
+    def _waiting(self) -> int:
+        return sum(line.length for line in self._lines.values())
 
     @property
     def _most_waiting(self) -> int:

@@ -69,6 +69,7 @@ class Metrics:
         )
         self.in_flight = self._gauge("deliveries_in_flight", "Requests under way")
         self.in_flight_limit = self._gauge("deliveries_in_flight_limit", "How many may be")
+        self.job_claims_waiting = self._gauge("job_claims_waiting", "Executors that wait here for a job")
         self.service_up = self._gauge("service_up", "1 while a service runs", "service")
         self.database_up = self._gauge("database_up", "1 while the database answers")
         self.reload_succeeded = self._gauge("config_last_reload_successful", "1 if the last reload worked")
