@@ -58,6 +58,7 @@ class Client:
         self._token = token
         self._tls = _tls_context(ca_file) if place.url.scheme == "https" else None
         self._waiting: set[http.client.HTTPConnection] = set()
+        self._abandoned = False
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Answer:
         return self._ask("GET", path + _query(query or {}))
@@ -73,7 +74,8 @@ class Client:
         return self._ask("POST", path, value, timeout_seconds, self._waiting)
 
     def abandon(self) -> None:
-        """End what waits, with ServiceUnavailable; the daemon notices that nobody is there any more."""
+        """End what waits, now and from now on, with ServiceUnavailable; the daemon notices it."""
+        self._abandoned = True
         for connection in tuple(self._waiting):
             with contextlib.suppress(OSError, AttributeError):  # ended this moment
                 connection.sock.shutdown(socket.SHUT_RDWR)
@@ -111,6 +113,10 @@ class Client:
         open_ones = set() if among is None else among
         open_ones.add(connection)
         try:
+            if (
+                self._abandoned and among is not None
+            ):  # looked at after it was added: one of both sees the other
+                raise ConnectionAbortedError("abandoned")
             connection.request(method, self.place.url.path.rstrip("/") + path, body, self._headers())
             response = connection.getresponse()
             answer = read_body(response, deadline)

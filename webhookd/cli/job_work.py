@@ -215,14 +215,16 @@ class Worker:
             await asyncio.gather(*watching, return_exceptions=True)
 
     def _claim(self) -> Answer:
+        # Not a long one after a silence: that it is over should be said when it is.
+        wait_seconds = 0.0 if self._is_away else WAIT_SECONDS
         body = {
             "kind": self._asked.kind,
             "executor": self._asked.executor,
             "lease_holder": self._asked.holder,
             "lease_seconds": self._asked.lease_seconds,
-            "wait_seconds": WAIT_SECONDS,
+            "wait_seconds": wait_seconds,
         }
-        return self._client.wait("/v1/jobs/claim", body, WAIT_SECONDS + ANSWER_TIMEOUT_SECONDS)
+        return self._client.wait("/v1/jobs/claim", body, wait_seconds + ANSWER_TIMEOUT_SECONDS)
 
     async def _ask(self, path: str, body: Mapping[str, object]) -> Answer:
         return await self._in_thread(lambda: self._client.post(path, body))
