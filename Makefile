@@ -12,7 +12,7 @@ test: ## Run every check and every test
 	python3 tests/run.py
 
 machine: ## Let Hypothesis drive the database for many more examples than `test` has time for
-	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_machine.py -k any_order
+	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema -k any_order
 
 latency: ## Measure the time from publish to arrival at an idle daemon
 	$(ENVIRONMENT)/bin/python -m tests.bench.latency
