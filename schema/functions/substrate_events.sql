@@ -46,14 +46,16 @@ begin
     taken_ids := array(
         select q.event_id from job_event_queue q order by q.event_id limit p_batch_size for update skip locked);
 
-    with made as (
+    -- By their ids, whatever else the planner knows of their type: there may be a year of it.
+    with taken as materialized (
+        select e.id, e.event_type, e.correlation_id from events e where e.id = any(taken_ids)
+    ), made as (
         insert into job_queue (
             job_kind, event_domain, idempotency_key, payload_ref, safe_payload, executor, priority, correlation_id,
             causation_event_id, enqueued_by, source_system)
         select r.job_kind, 'general', 'event:' || e.id, 'event:' || e.id, jsonb_build_object('event_type', e.event_type),
                r.executor, r.priority, e.correlation_id, e.id, r.registered_by, 'webhookd'
-        from events e join job_event_registry r on r.event_type = e.event_type and r.active
-        where e.id = any(taken_ids)
+        from taken e join job_event_registry r on r.event_type = e.event_type and r.active
         on conflict (job_kind, idempotency_key) do nothing
         returning job_id, causation_event_id
     )
