@@ -53,7 +53,8 @@ WAITING_JOBS = """
         job_kind, event_domain, idempotency_key, executor, process_after, scheduled, priority, enqueued_by,
         source_system)
     select $1, 'general', 'waiting-' || i, 'DOT',
-           now() + case when i % 2 = 0 then interval '7 days' else '0' end, i % 2 = 0, case when i % 2 = 0 then 9 else i % 3 end, 'past', 'past'
+           now() + case when i % 2 = 0 then interval '7 days' else '0' end, i % 2 = 0,
+           case when i % 2 = 0 then 9 else i % 3 end, 'past', 'past'
     from generate_series(1, $2::int) i
 """
 
