@@ -1,5 +1,5 @@
 -- owner: webhookd_jobs
--- Owns: events → jobs. Takes ids from job_event_queue, which a trigger fills; routing has no part in it, and never waits for it.
+-- Owns: events → jobs. Takes ids from job_event_queue, which a trigger fills; routing has no part in it.
 
 -- Events of a type give jobs of a kind, from now on; or no more (`p_active` false).
 create or replace function webhookd.fn_job_register_event(
@@ -11,9 +11,9 @@ begin
                     'event_type must be 1 to 100 characters: words of letters, digits and _, joined by dots');
     perform require(not starts_with(p_event_type, 'dot.job.'),
                     'event_type must not begin with dot.job.: work that reports on work would never end');
-    perform require(is_label(p_kind, 100), 'kind must be 1 to 100 characters, none of them a control character');
+    perform require_label('kind', p_kind, 100);
     perform require_executor(p_executor);
-    perform require_actor(p_actor);
+    perform require_label('actor', p_actor, 200);
     perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
     perform require(p_active is not null, 'active must not be null');
     insert into job_event_registry as r (event_type, job_kind, executor, priority, active, registered_by)
@@ -63,10 +63,8 @@ begin
     delete from job_event_queue q where q.event_id = any(taken_ids);
 
     if made_ids <> '{}' then
-        perform record_job_moves(
-            'fn_job_spawn_from_events', 'webhookd', made_ids, array_fill(null::text, array[cardinality(made_ids)]),
-            array_fill('queued'::text, array[cardinality(made_ids)]), array_fill('enqueued'::text, array[cardinality(made_ids)]),
-            array_fill('{}'::jsonb, array[cardinality(made_ids)]));
+        perform record_alike_moves('fn_job_spawn_from_events', 'webhookd', made_ids,
+                                   array_fill(null::text, array[cardinality(made_ids)]), 'queued', 'enqueued');
     end if;
     return jsonb_build_object('refused', false, 'events', cardinality(taken_ids), 'jobs', cardinality(made_ids),
                               'more', cardinality(taken_ids) = p_batch_size);

@@ -56,7 +56,8 @@ class Crew:
         await executor.superuser.execute("select pg_terminate_backend($1)", executor.daemon.get_server_pid())
         if report is not None:
             [outcome] = await asyncio.gather(report, return_exceptions=True)
-            lost = (dict, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+            # asyncpg is in no state to say it better when the goodbye comes before the question.
+            lost = (dict, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
             assert isinstance(outcome, lost), outcome
         await executor.superuser.execute(
             "update webhookd.job_queue set leased_until = now() - interval '1 second' "
