@@ -115,7 +115,7 @@ FUNCTIONS: dict[str, Function] = {
             ),
             *out_of_range("p_priority", "priority must be", "-32769", "32768"),
             *out_of_range("p_process_after", "process_after must be", *TIMES),
-            *out_of_range("p_deadline_at", "deadline_at must be", *TIMES, "now()", "now() - interval '1 s'"),
+            *out_of_range("p_deadline_at", "deadline_at must be", *TIMES),
             *CORRELATION_IDS,
             *not_labels("p_actor", 200),
             *not_labels("p_event_domain", 100),
@@ -175,7 +175,7 @@ FUNCTIONS: dict[str, Function] = {
         frozenset({"p_deadline_at"}),
         [
             *not_labels("p_actor", 200),
-            *out_of_range("p_deadline_at", "deadline_at must be", *TIMES, "now()"),
+            *out_of_range("p_deadline_at", "deadline_at must be", *TIMES),
         ],
     ),
     "fn_job_workflow_open": Function(
@@ -279,6 +279,7 @@ async def test_good_calls_are_served(substrate: Substrate, subtests: pytest.Subt
                 await serve_and_undo(substrate.daemon, call(name, {**function.good, **nothing}))
 
 
+@pytest.mark.once
 async def test_bad_calls_are_refused_and_change_nothing(
     substrate: Substrate, subtests: pytest.Subtests
 ) -> None:

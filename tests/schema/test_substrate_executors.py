@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import asyncpg
+import pytest
 
 from tests.support.database import Database
 from tests.support.substrate import ACTOR, EXECUTOR, KIND, Answer, Substrate
@@ -67,6 +68,7 @@ class Crew:
         )
 
 
+@pytest.mark.once
 async def test_twenty_executors_and_death_among_them(database: Database) -> None:
     """Each job succeeds once, whoever died with it; the ledger has no gap and no second holder."""
     substrate = await Substrate.open(database)

@@ -37,7 +37,7 @@ OPEN = {Status.QUEUED, Status.RETRY_WAITING, *HELD}
 MAX_ATTEMPTS = 2
 MAX_RECOVERIES = 1
 # Few enough for every test run; `make machine` takes many more.
-EXAMPLES = int(os.environ.get("WEBHOOKD_TEST_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("WEBHOOKD_TEST_EXAMPLES", "10"))
 STEPS = 40
 
 
