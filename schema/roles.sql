@@ -49,7 +49,7 @@ begin
 
     -- The daemon reads as webhookd_reader, which sees no signing secret; and its service `jobs` and its API move jobs as
     -- workflow_admin does: what that may is decided once, for people and for the daemon.
-    foreach role_name in array array['webhookd_reader', 'workflow_admin'] loop
+    foreach role_name in array '{webhookd_reader,workflow_admin}'::text[] loop
         if not pg_has_role('webhookd_app', role_name, 'USAGE') then
             begin
                 execute format('grant %I to webhookd_app', role_name);

@@ -36,25 +36,34 @@ language sql immutable parallel safe as $$
     select coalesce(candidate in ('DOT','Agent','Hermes','Codex','PG_worker','external_worker','future_Kestra_adapter'), false)
 $$;
 
--- A name that a person can read in a log, and nothing else.
-create or replace function webhookd.is_label(candidate text, max_length integer) returns boolean
-language sql immutable parallel safe as $$
-    select coalesce(length(candidate) between 1 and max_length and btrim(candidate) <> '' and candidate ~ '^[^[:cntrl:]]+$', false)
+-- A text that a person can read in one line of a log.
+create or replace function webhookd.require_label(
+    name text, candidate text, max_length integer, optional boolean default false) returns void
+language plpgsql as $$
+begin
+    perform webhookd.require(
+        case when candidate is null then optional
+             else length(candidate) <= max_length and btrim(candidate) <> '' and candidate ~ '^[^[:cntrl:]]+$' end,
+        format('%s must be 1 to %s characters, none of them a control character', name, max_length));
+end
+$$;
+
+create or replace function webhookd.require_correlation_id(candidate text) returns void
+language plpgsql as $$
+begin
+    perform webhookd.require(
+        candidate is null or length(candidate) <= 255 and candidate ~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$',
+        'correlation_id must be 1 to 255 visible ASCII characters: it travels in a header');
+end
 $$;
 
 create or replace function webhookd.require_executor(executor text) returns void
 language plpgsql as $$
 begin
-    perform webhookd.require(executor is distinct from 'MOT', 'executor must not be MOT: it generates jobs and never executes one');
+    perform webhookd.require(executor is distinct from 'MOT',
+        'executor must not be MOT: it generates jobs and never executes one');
     perform webhookd.require(webhookd.is_executor(executor),
         'executor must be one of DOT, Agent, Hermes, Codex, PG_worker, external_worker, future_Kestra_adapter');
-end
-$$;
-
-create or replace function webhookd.require_actor(actor text) returns void
-language plpgsql as $$
-begin
-    perform webhookd.require(webhookd.is_label(actor, 200), 'actor must be 1 to 200 characters, none of them a control character');
 end
 $$;
 
@@ -97,11 +106,21 @@ begin
 end
 $$;
 
+-- The same move of several jobs.
+create or replace function webhookd.record_alike_moves(
+    command text, actor text, job_ids uuid[], from_statuses text[], to_status text, lifecycle_event text,
+    detail jsonb default '{}')
+returns void
+language sql as $$
+    select webhookd.record_job_moves(
+        command, actor, job_ids, from_statuses, array_fill(to_status, array[cardinality(job_ids)]),
+        array_fill(lifecycle_event, array[cardinality(job_ids)]), array_fill(detail, array[cardinality(job_ids)]))
+$$;
+
 -- One move of one job.
 create or replace function webhookd.record_job_move(
     command text, actor text, job_id uuid, from_status text, to_status text, lifecycle_event text, detail jsonb default '{}')
 returns void
 language sql as $$
-    select webhookd.record_job_moves(command, actor, array[job_id], array[from_status], array[to_status],
-                                     array[lifecycle_event], array[detail])
+    select webhookd.record_alike_moves(command, actor, array[job_id], array[from_status], to_status, lifecycle_event, detail)
 $$;

@@ -1,5 +1,5 @@
 -- owner: webhookd_jobs
--- Owns: events → jobs. Takes ids from job_event_queue, which a trigger fills; routing has no part in it, and never waits for it.
+-- Owns: events → jobs. Takes ids from job_event_queue, which a trigger fills; routing has no part in it.
 
 -- Events of a type give jobs of a kind, from now on; or no more (`p_active` false).
 create or replace function webhookd.fn_job_register_event(
@@ -11,9 +11,9 @@ begin
                     'event_type must be 1 to 100 characters: words of letters, digits and _, joined by dots');
     perform require(not starts_with(p_event_type, 'dot.job.'),
                     'event_type must not begin with dot.job.: work that reports on work would never end');
-    perform require(is_label(p_kind, 100), 'kind must be 1 to 100 characters, none of them a control character');
+    perform require_label('kind', p_kind, 100);
     perform require_executor(p_executor);
-    perform require_actor(p_actor);
+    perform require_label('actor', p_actor, 200);
     perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
     perform require(p_active is not null, 'active must not be null');
     insert into job_event_registry as r (event_type, job_kind, executor, priority, active, registered_by)
@@ -46,14 +46,16 @@ begin
     taken_ids := array(
         select q.event_id from job_event_queue q order by q.event_id limit p_batch_size for update skip locked);
 
-    with made as (
+    -- By their ids, whatever else the planner knows of their type: there may be a year of it.
+    with taken as materialized (
+        select e.id, e.event_type, e.correlation_id from events e where e.id = any(taken_ids)
+    ), made as (
         insert into job_queue (
             job_kind, event_domain, idempotency_key, payload_ref, safe_payload, executor, priority, correlation_id,
             causation_event_id, enqueued_by, source_system)
         select r.job_kind, 'general', 'event:' || e.id, 'event:' || e.id, jsonb_build_object('event_type', e.event_type),
                r.executor, r.priority, e.correlation_id, e.id, r.registered_by, 'webhookd'
-        from events e join job_event_registry r on r.event_type = e.event_type and r.active
-        where e.id = any(taken_ids)
+        from taken e join job_event_registry r on r.event_type = e.event_type and r.active
         on conflict (job_kind, idempotency_key) do nothing
         returning job_id, causation_event_id
     )
@@ -61,10 +63,8 @@ begin
     delete from job_event_queue q where q.event_id = any(taken_ids);
 
     if made_ids <> '{}' then
-        perform record_job_moves(
-            'fn_job_spawn_from_events', 'webhookd', made_ids, array_fill(null::text, array[cardinality(made_ids)]),
-            array_fill('queued'::text, array[cardinality(made_ids)]), array_fill('enqueued'::text, array[cardinality(made_ids)]),
-            array_fill('{}'::jsonb, array[cardinality(made_ids)]));
+        perform record_alike_moves('fn_job_spawn_from_events', 'webhookd', made_ids,
+                                   array_fill(null::text, array[cardinality(made_ids)]), 'queued', 'enqueued');
     end if;
     return jsonb_build_object('refused', false, 'events', cardinality(taken_ids), 'jobs', cardinality(made_ids),
                               'more', cardinality(taken_ids) = p_batch_size);

@@ -108,7 +108,9 @@ end
 $$;
 
 -- An event of a registered type gives a job, by a queue of its own: routing knows nothing of it. In the hot path of ingest, so
--- the usual answer, that nothing is registered, is one look at a table of no rows.
+-- the usual answer, that nothing is registered, is one look at a table of no rows. Measured with the trigger above, in CPU time
+-- of the server, medians of 20 rounds: 200 events in one call 3.74 ms for 3.70 ms without both; one event 0.21 ms for 0.19 ms,
+-- commit not counted.
 create or replace function webhookd.enqueue_job_events() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin

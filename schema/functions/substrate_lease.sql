@@ -17,10 +17,10 @@ declare
     due_ids uuid[];
     job job_queue;
 begin
-    perform require(is_label(p_kind, 100), 'kind must be 1 to 100 characters, none of them a control character');
+    perform require_label('kind', p_kind, 100);
     perform require_executor(p_executor);
-    perform require(is_label(p_lease_name, 200), 'lease_name must be 1 to 200 characters, none of them a control character');
-    perform require(is_label(p_lease_holder, 200), 'lease_holder must be 1 to 200 characters, none of them a control character');
+    perform require_label('lease_name', p_lease_name, 200);
+    perform require_label('lease_holder', p_lease_holder, 200);
     perform require(p_lease_ttl_seconds > 0 and p_lease_ttl_seconds <= 86400,
                     'lease_ttl_seconds must be above 0 and at most 86400');
     if not job_substrate_enabled() then
@@ -81,10 +81,9 @@ declare
     before text;
 begin
     perform require(p_job_id is not null, 'job_id must not be null');
-    perform require(p_status_signal_only is null or is_label(p_status_signal_only, 500),
-                    'status_signal_only must be 1 to 500 characters, none of them a control character');
+    perform require_label('status_signal_only', p_status_signal_only, 500, optional => true);
     perform require(p_lease_token is not null, 'lease_token must not be null');
-    perform require_actor(p_actor);
+    perform require_label('actor', p_actor, 200);
     select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
     if not found then
         return refused('unknown_job');
@@ -122,9 +121,8 @@ declare
 begin
     perform require(p_job_id is not null, 'job_id must not be null');
     perform require(p_lease_token is not null, 'lease_token must not be null');
-    perform require(p_result_ref is null or is_label(p_result_ref, 2000),
-                    'result_ref must be 1 to 2000 characters, none of them a control character');
-    perform require_actor(p_actor);
+    perform require_label('result_ref', p_result_ref, 2000, optional => true);
+    perform require_label('actor', p_actor, 200);
     select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
     if not found then
         return refused('unknown_job');
@@ -167,7 +165,7 @@ declare
 begin
     perform require(failed_id is not null, 'job_id must not be null');
     perform require(token is not null, 'lease_token must not be null');
-    perform require_actor(actor);
+    perform require_label('actor', actor, 200);
     select q.* into job from job_queue q where q.job_id = failed_id for no key update;
     if not found then
         return refused('unknown_job');
@@ -204,7 +202,8 @@ set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mod
 set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     statuses text[];
-    codes text[];
+    details jsonb[];
+    failed constant text[] := array_fill('failed'::text, array[cardinality(failed_ids)]);
 begin
     with decided as materialized (
         select q.job_id, permanent or q.attempts >= p.max_attempts as is_dead,
@@ -223,20 +222,16 @@ begin
         where q.job_id = d.job_id and q.job_id = any(failed_ids)
         returning q.job_id, q.status, q.last_error_code
     )
-    select array_agg(m.status order by f.place), array_agg(m.last_error_code order by f.place),
+    select array_agg(m.status order by f.place),
+           array_agg(jsonb_build_object('error_code', m.last_error_code) order by f.place),
            count(*) filter (where m.status = 'retry_waiting'), count(*) filter (where m.status = 'dead_letter')
-    into statuses, codes, retried, dead
+    into statuses, details, retried, dead
     from unnest(failed_ids) with ordinality as f (job_id, place) join moved m on m.job_id = f.job_id;
 
+    perform record_job_moves(command, actor, failed_ids, from_statuses, failed, failed, details);
     perform record_job_moves(
-        command, actor, failed_ids, from_statuses, array_fill('failed'::text, array[cardinality(failed_ids)]),
-        array_fill('failed'::text, array[cardinality(failed_ids)]),
-        array(select jsonb_build_object('error_code', c.code) from unnest(codes) with ordinality as c (code, place) order by c.place));
-    perform record_job_moves(
-        command, actor, failed_ids, array_fill('failed'::text, array[cardinality(failed_ids)]), statuses,
-        array(select case when s.status = 'dead_letter' then 'dead_lettered' end
-              from unnest(statuses) with ordinality as s (status, place) order by s.place),
-        array(select jsonb_build_object('error_code', c.code) from unnest(codes) with ordinality as c (code, place) order by c.place));
+        command, actor, failed_ids, failed, statuses,
+        array_replace(array_replace(statuses, 'retry_waiting', null), 'dead_letter', 'dead_lettered'), details);
     return next;
 end
 $$;
@@ -272,8 +267,8 @@ declare
     job job_queue;
 begin
     perform require(p_job_id is not null, 'job_id must not be null');
-    perform require(is_label(p_reason, 500), 'reason must be 1 to 500 characters, none of them a control character');
-    perform require_actor(p_actor);
+    perform require_label('reason', p_reason, 500);
+    perform require_label('actor', p_actor, 200);
     select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
     if not found then
         return refused('unknown_job');

@@ -5,7 +5,7 @@ create or replace function webhookd.fn_job_enable(p_enabled boolean, p_actor tex
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform require(p_enabled is not null, 'enabled must not be null');
-    perform require_actor(p_actor);
+    perform require_label('actor', p_actor, 200);
     update settings s set value = to_jsonb(p_enabled) where s.key = 'queue.job_substrate.enabled';
     return jsonb_build_object('refused', false, 'enabled', p_enabled);
 end
@@ -26,8 +26,8 @@ declare
     number jsonb;
 begin
     perform require(jsonb_typeof(p_settings) = 'object', 'settings must be a JSON object');
-    perform require_actor(p_actor);
-    perform require(p_kind is null or is_label(p_kind, 100), 'kind must be 1 to 100 characters, none of them a control character');
+    perform require_label('actor', p_actor, 200);
+    perform require_label('kind', p_kind, 100, optional => true);
     for name, number in select * from jsonb_each(p_settings) loop
         place := array_position(known, name);
         perform require(place is not null, format('there is no setting %s: there are %s', quote_literal(name),
@@ -50,7 +50,8 @@ begin
         select (jsonb_populate_record(null::job_kind_policy, p_settings || jsonb_build_object('job_kind', p_kind))).*
         on conflict (job_kind) do update
         set (max_attempts, base_delay_seconds, max_delay_seconds, jitter, max_lease_recoveries, retention_seconds) = (
-            select n.max_attempts, n.base_delay_seconds, n.max_delay_seconds, n.jitter, n.max_lease_recoveries, n.retention_seconds
+            select n.max_attempts, n.base_delay_seconds, n.max_delay_seconds, n.jitter, n.max_lease_recoveries,
+                   n.retention_seconds
             from jsonb_populate_record(k, p_settings) n);
     end if;
     return to_jsonb(job_policy(p_kind)) - 'job_kind' || jsonb_build_object('refused', false, 'kind', p_kind);

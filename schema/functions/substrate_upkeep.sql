@@ -59,10 +59,8 @@ begin
         set status = 'queued', lease_name = null, lease_holder = null, lease_token = null, leased_until = null,
             lease_ttl_seconds = null, status_signal = null, lease_recoveries = q.lease_recoveries + 1
         where q.job_id = any(lost_ids);
-        perform record_job_moves(
-            command, actor, lost_ids, lost_statuses, array_fill('queued'::text, array[cardinality(lost_ids)]),
-            array_fill('lease_recovered'::text, array[cardinality(lost_ids)]),
-            array_fill('{"error_code": "LEASE_EXPIRED"}'::jsonb, array[cardinality(lost_ids)]));
+        perform record_alike_moves(command, actor, lost_ids, lost_statuses, 'queued', 'lease_recovered',
+                                   '{"error_code": "LEASE_EXPIRED"}');
     end if;
 
     if given_up_ids <> '{}' then
@@ -79,10 +77,8 @@ begin
         update job_queue q
         set status = 'cancelled', cancel_reason = 'deadline_passed', scheduled = false, finished_at = now()
         where q.job_id = any(late_ids);
-        perform record_job_moves(
-            command, actor, late_ids, late_statuses, array_fill('cancelled'::text, array[cardinality(late_ids)]),
-            array_fill('cancelled'::text, array[cardinality(late_ids)]),
-            array_fill('{"reason": "deadline_passed"}'::jsonb, array[cardinality(late_ids)]));
+        perform record_alike_moves(command, actor, late_ids, late_statuses, 'cancelled', 'cancelled',
+                                   '{"reason": "deadline_passed"}');
     end if;
 
     due_ids := array(
@@ -90,10 +86,8 @@ begin
         order by q.process_after, q.job_id limit p_batch_size for update skip locked);
     if due_ids <> '{}' then
         update job_queue q set status = 'queued' where q.job_id = any(due_ids);
-        perform record_job_moves(
-            command, actor, due_ids, array_fill('retry_waiting'::text, array[cardinality(due_ids)]),
-            array_fill('queued'::text, array[cardinality(due_ids)]), array_fill('retry_due'::text, array[cardinality(due_ids)]),
-            array_fill('{}'::jsonb, array[cardinality(due_ids)]));
+        perform record_alike_moves(command, actor, due_ids, array_fill('retry_waiting'::text, array[cardinality(due_ids)]),
+                                   'queued', 'retry_due');
     end if;
 
     return jsonb_build_object(
@@ -141,9 +135,7 @@ begin
         update job_queue q
         set status = 'cleaned', cleaned_from = q.status, safe_payload = '{}', status_signal = null, last_error = null
         where q.job_id = any(old_ids);
-        perform record_job_moves(
-            'fn_job_cleanup_sweep', 'webhookd', old_ids, old_statuses, array_fill('cleaned'::text, array[cardinality(old_ids)]),
-            array_fill('cleaned'::text, array[cardinality(old_ids)]), array_fill('{}'::jsonb, array[cardinality(old_ids)]));
+        perform record_alike_moves('fn_job_cleanup_sweep', 'webhookd', old_ids, old_statuses, 'cleaned', 'cleaned');
     end if;
     return jsonb_build_object('refused', false, 'cleaned', cardinality(old_ids), 'more', cardinality(old_ids) = p_batch_size);
 end

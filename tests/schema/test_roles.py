@@ -131,14 +131,15 @@ fail_work                 webhookd_jobs         definer
 settle_failed_work        webhookd_jobs         definer
 record_job_moves          webhookd_jobs         definer
 record_job_move           webhookd_jobs         invoker
+record_alike_moves        webhookd_jobs         invoker
 require_known_relatives   webhookd_jobs         definer
 job_substrate_enabled     webhookd_jobs         definer
 job_policy                webhookd_jobs         definer
 refused                   webhookd_jobs         invoker
 is_executor               webhookd_jobs         invoker
-is_label                  webhookd_jobs         invoker
 require_executor          webhookd_jobs         invoker
-require_actor             webhookd_jobs         invoker
+require_label             webhookd_jobs         invoker
+require_correlation_id    webhookd_jobs         invoker
 ask_workflow              webhookd_owner        definer
 derive_workflow_status    webhookd_owner        definer
 enqueue_job_events        webhookd_owner        definer

@@ -144,8 +144,7 @@ async def test_the_claim_takes_the_most_urgent_then_the_oldest(substrate: Substr
     scheduled = await substrate.enqueue("scheduled", p_priority=9, p_process_after=later)
     await substrate.enqueue("others", p_priority=9, p_executor="Agent")
     await substrate.enqueue("other kind", p_priority=9, p_kind="another")
-    late = await substrate.enqueue(p_priority=9, p_deadline_at=later)
-    await substrate.let_deadline_pass(late)
+    late = await substrate.enqueue(p_priority=9, p_deadline_at=datetime.now(UTC))
     taken = [(await substrate.claim())["job_id"] for _ in range(4)]
     assert taken == [ids["urgent"], ids["old"], ids["new"], ids["last"]]
     assert await substrate.try_claim() == NOTHING
