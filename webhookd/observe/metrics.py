@@ -85,6 +85,7 @@ class Metrics:
             "backlog_oldest_age_seconds", "For how long the oldest of it could have been taken", "stage"
         )
         self.job_queue = {name: self._gauge(name, help_text) for name, help_text in JOB_QUEUE.items()}
+        self._forget_job_queue()
         self.duration = Histogram(
             "webhookd_delivery_duration_seconds",
             "How long requests took",
@@ -110,6 +111,9 @@ class Metrics:
         """What waits is not known."""
         self.backlog.clear()
         self.backlog_age.clear()
+        self._forget_job_queue()
+
+    def _forget_job_queue(self) -> None:
         for gauge in self.job_queue.values():
             gauge.set(math.nan)  # it has no labels to take away
 
