@@ -124,6 +124,7 @@ class Api(Site):
 
     async def run(self) -> None:
         """Listen and answer; what is still being stored at the end is given up, and nobody was told of it."""
+        self._claims.open()
         try:
             await super().run()
         finally:

@@ -5,7 +5,6 @@ Every event rings, whoever it is about: if all who wait looked, each event would
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TypeAlias
 
 from webhookd.api.database import Database
@@ -67,18 +66,23 @@ class Claims:
         line = self._lines.setdefault((kind, executor), _Line())
         line.length += 1
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    await line.acquire()
-                try:
-                    return await self._wait(question, deadline, is_gone)
-                finally:
-                    line.release()
+            async with asyncio.timeout_at(deadline):
+                await line.acquire()
+        except TimeoutError:
+            return None
+        else:
+            try:
+                return await self._wait(question, deadline, is_gone)
+            finally:
+                line.release()
         finally:
             line.length -= 1
             if not line.length:
                 self._lines.pop((kind, executor), None)
-        return None
+
+    def open(self) -> None:
+        """From now on: the API may be begun anew."""
+        self._closed = False
 
     def close(self) -> None:
         """Nobody waits any more."""

@@ -115,7 +115,10 @@ class JobLeases:
                 connection, job_id, asked.status_signal, asked.lease_token, request[ACTOR]
             )
         )
-        return self._told(done(renewed))
+        told = done(renewed)
+        if told.started:  # the others are no events
+            self._moved()
+        return answer(msgspec.structs.asdict(told))
 
     async def _succeed(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")

@@ -86,7 +86,7 @@ class Lease:
     def has_deadline(self) -> bool:
         return self._deadline_at != float("inf")
 
-    async def report(self, how: str, **told: object) -> None:
+    async def report(self, how: str, in_a_hurry: Callable[[], bool], **told: object) -> None:
         """`succeed` or `fail`; the same again, should its answer be lost, changes nothing."""
         delays = Delays()
         give_up_at = time.monotonic() + self._lease_seconds + REPORT_GRACE_SECONDS
@@ -99,7 +99,7 @@ class Lease:
             except RequestRefused as error:
                 raise Lost(str(error)) from error
             except ServiceUnavailable as error:
-                if time.monotonic() >= give_up_at:
+                if in_a_hurry() or time.monotonic() >= give_up_at:
                     raise Lost(f"it could not be reported: {error}") from error
                 await asyncio.sleep(delays.next_seconds())
             else:

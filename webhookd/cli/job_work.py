@@ -126,6 +126,8 @@ class Worker:
         return 0 if self._succeeded or not self._asked.once else NOT_DONE
 
     def _stop(self) -> None:
+        if self._killing.is_set():
+            os._exit(INTERRUPTED)
         if self._stopping.is_set():
             self._killing.set()
         self._stopping.set()
@@ -185,11 +187,11 @@ class Worker:
         except OSError as error:  # gone since we looked, or no memory for it
             ended = Failure("COMMAND_NOT_STARTED", str(error))
         if isinstance(ended, Success):
-            await lease.report("succeed", result_ref=ended.result_ref)
+            await lease.report("succeed", self._killing.is_set, result_ref=ended.result_ref)
             self._say(lease, "succeeded")
             return
         self._succeeded = False
-        await lease.report("fail", **ended._asdict())
+        await lease.report("fail", self._killing.is_set, **ended._asdict())
         self._say(lease, f"failed{' for good' if ended.permanent else ''}: {ended.error_code}")
 
     async def _watched(self, lease: Lease, command: RunningCommand) -> Success | Failure:
