@@ -111,10 +111,10 @@ class Api(Site):
             Subscriptions(database, Verification(database, client, settings), wake, settings),
             Deliveries(database, settings),
             DeadLetters(database, wake, settings),
-            Jobs(database, bells, settings),
-            JobLeases(database, self._claims, bells, settings),
+            Jobs(database, wake, settings),
+            JobLeases(database, self._claims, wake, settings),
             JobWorkflows(database, settings),
-            JobSubstrate(database, bells, settings),
+            JobSubstrate(database, wake, settings),
             health,
             Home(health.status),
         )

@@ -14,9 +14,9 @@ from webhookd.api.database import Database
 from webhookd.api.job_claims import Claims
 from webhookd.api.job_problems import ALREADY_REPORTED, DISABLED, STALE_LEASE, done
 from webhookd.api.routes import UUID_ID, Route
+from webhookd.api.wake import Wake
 from webhookd.config.settings import Settings
 from webhookd.store import job_substrate
-from webhookd.store.bells import Bells, Work
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -25,11 +25,11 @@ class JobLeases:
     """Claimed, renewed, reported."""
 
     def __init__(
-        self, database: Database, claims: Claims, bells: Bells, settings: Callable[[], Settings]
+        self, database: Database, claims: Claims, wake: Wake, settings: Callable[[], Settings]
     ) -> None:
         self._database = database
         self._claims = claims
-        self._bells = bells
+        self._wake = wake
         self._settings = settings
 
     def routes(self) -> list[Route]:
@@ -103,7 +103,7 @@ class JobLeases:
         if claimed is None:
             return nothing()
         job = done(claimed)
-        self._moved()
+        self._wake.job_moved()
         fields = msgspec.structs.asdict(job)
         return answer(fields | {"safe_payload": raw(bytes(job.safe_payload).decode())})
 
@@ -117,7 +117,7 @@ class JobLeases:
         )
         told = done(renewed)
         if told.started:  # the others are no events
-            self._moved()
+            self._wake.job_moved()
         return answer(msgspec.structs.asdict(told))
 
     async def _succeed(self, request: web.Request) -> web.Response:
@@ -150,9 +150,5 @@ class JobLeases:
         return await read_json(request, kind, self._settings().api.max_payload_bytes)
 
     def _told(self, result: msgspec.Struct) -> web.Response:
-        self._moved()
+        self._wake.job_moved()
         return answer(msgspec.structs.asdict(result))
-
-    def _moved(self) -> None:
-        """A move is an event, which is to be routed; other processes are told by the database."""
-        self._bells.ring_here(Work.EVENTS)

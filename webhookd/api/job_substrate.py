@@ -16,9 +16,9 @@ from webhookd.api.bodies import read_json
 from webhookd.api.database import Database
 from webhookd.api.job_problems import done
 from webhookd.api.routes import Route
+from webhookd.api.wake import Wake
 from webhookd.config.settings import Settings
 from webhookd.store import job_reads, job_substrate
-from webhookd.store.bells import Bells, Work
 from webhookd.store.connection import Connection
 from webhookd.store.reads import Row
 
@@ -28,9 +28,9 @@ COUNTED_UP_TO = 10_000
 class JobSubstrate:
     """What an operator decides."""
 
-    def __init__(self, database: Database, bells: Bells, settings: Callable[[], Settings]) -> None:
+    def __init__(self, database: Database, wake: Wake, settings: Callable[[], Settings]) -> None:
         self._database = database
-        self._bells = bells
+        self._wake = wake
         self._settings = settings
 
     def routes(self) -> list[Route]:
@@ -74,8 +74,7 @@ class JobSubstrate:
         described = await self._database.ask(
             lambda connection: _changed(connection, asked, str(request[ACTOR]))
         )
-        # Every instance: one that keeps the substrate looks rarely while it is off.
-        self._bells.ring(Work.EVENTS)
+        self._wake.jobs_switched()
         return answer(described)
 
     async def _register(self, request: web.Request) -> web.Response:

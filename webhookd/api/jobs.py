@@ -16,9 +16,9 @@ from webhookd.api.keys import agreed_key, key_in_header
 from webhookd.api.problems import invalid, not_found
 from webhookd.api.requests import given
 from webhookd.api.routes import UUID_ID, Route
+from webhookd.api.wake import Wake
 from webhookd.config.settings import Settings
 from webhookd.store import job_reads, job_substrate
-from webhookd.store.bells import Bells, Work
 
 CREATED = 201
 DUPLICATE = 200
@@ -27,9 +27,9 @@ DUPLICATE = 200
 class Jobs:
     """The job resource."""
 
-    def __init__(self, database: Database, bells: Bells, settings: Callable[[], Settings]) -> None:
+    def __init__(self, database: Database, wake: Wake, settings: Callable[[], Settings]) -> None:
         self._database = database
-        self._bells = bells
+        self._wake = wake
         self._settings = settings
 
     def routes(self) -> list[Route]:
@@ -111,7 +111,7 @@ class Jobs:
         }
         job = job_substrate.NewJob(**fields)
         enqueued = done(await self._database.ask(lambda connection: job_substrate.enqueue(connection, job)))
-        self._moved()
+        self._wake.job_moved()
         return answer(msgspec.structs.asdict(enqueued), DUPLICATE if enqueued.duplicate else CREATED)
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -141,7 +141,7 @@ class Jobs:
             lambda connection: job_substrate.cancel(connection, job_id, asked.reason, request[ACTOR])
         )
         told = done(cancelled)
-        self._moved()
+        self._wake.job_moved()
         return answer(msgspec.structs.asdict(told))
 
     async def _requeue(self, request: web.Request) -> web.Response:
@@ -153,9 +153,5 @@ class Jobs:
             lambda connection: job_substrate.requeue(connection, job_id, request[ACTOR], asked.deadline_at)
         )
         told = done(requeued)
-        self._moved()
+        self._wake.job_moved()
         return answer(msgspec.structs.asdict(told), CREATED)
-
-    def _moved(self) -> None:
-        """A move is an event, which is to be routed; other processes are told by the database."""
-        self._bells.ring_here(Work.EVENTS)
