@@ -18,7 +18,7 @@ RESULT_FILE = "WEBHOOKD_RESULT_FILE"
 EX_DATAERR = 65
 # From SIGTERM to SIGKILL, for a command whose job may be another's by now.
 KILL_AFTER_SECONDS = 2.0
-# For the rest of its stderr: something it left running may have that open for ever.
+# For the rest of its stderr, which need not end with it.
 STDERR_TIMEOUT_SECONDS = 1.0
 # As much as the database keeps.
 MAX_MESSAGE_CHARACTERS = 2000
@@ -52,15 +52,28 @@ class RunningCommand:
         self._said = bytearray()
 
     async def __aenter__(self) -> Self:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._words,
-            stdin=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=self._environment | {RESULT_FILE: str(self._result_file)},
-            # A Ctrl-C at the terminal is ours to hear; and what it starts is killed with it.
-            start_new_session=True,
+        # A pipe of our own, to close when it has ended: what it left running may keep its end open for ever.
+        readable, writable = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._words,
+                stdin=asyncio.subprocess.PIPE,
+                stderr=writable,
+                env=self._environment | {RESULT_FILE: str(self._result_file)},
+                # A Ctrl-C at the terminal is ours to hear; and what it starts is killed with it.
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(readable)
+            self._folder.cleanup()
+            raise
+        finally:
+            os.close(writable)
+        stderr = asyncio.StreamReader()
+        self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stderr), os.fdopen(readable, "rb", buffering=0)
         )
-        self._talking = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen())]
+        self._talking = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen(stderr))]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -69,6 +82,7 @@ class RunningCommand:
         for task in self._talking:
             task.cancel()
         await asyncio.gather(*self._talking, return_exceptions=True)
+        self._pipe.close()
         self._folder.cleanup()
 
     async def ended(self) -> Success | Failure:
@@ -98,9 +112,8 @@ class RunningCommand:
             await stdin.drain()
             stdin.close()
 
-    async def _listen(self) -> None:
-        stderr = self._process.stderr
-        while stderr is not None and (said := await stderr.read(_CHUNK_BYTES)):
+    async def _listen(self, stderr: asyncio.StreamReader) -> None:
+        while said := await stderr.read(_CHUNK_BYTES):
             sys.stderr.buffer.write(said)
             sys.stderr.buffer.flush()
             self._said += said

@@ -5,6 +5,8 @@ import json
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from tests.flow.conftest import MakeApi, MakeDaemon
 from tests.support.api import Client, is_time, tokens
 from tests.support.endpoint import Endpoint
@@ -195,6 +197,7 @@ async def test_what_is_refused(api: Client, flow: Flow) -> None:
     assert await flow.daemon.fetchval("select count(*) from webhookd.job_queue") == 0
 
 
+@pytest.mark.once
 async def test_who_may(make_api: MakeApi) -> None:
     """`jobs` for all of it, also to look; the switch and the registry are the operator's."""
     api = await make_api(
@@ -217,6 +220,7 @@ async def test_who_may(make_api: MakeApi) -> None:
     assert (await api.get("/v1/jobs")).told == (401, "unauthorized")
 
 
+@pytest.mark.once
 async def test_a_long_poll(flow: Flow, make_api: MakeApi) -> None:
     """Woken by this process and by another, in turn; who is gone takes nothing; a stop ends the waiting."""
     api = await make_api(services=NEVER_POLLS | {"enabled": ["api"]})

@@ -124,12 +124,18 @@ async def test_work_runs_a_command_for_a_job(api: Client, cli: Shell, flow: Flow
     assert [run["to_status"] for run in shown["runs"]] == ["queued", "leased", "in_progress", "succeeded"]
 
     failing = await enqueued(cli)
-    script = 'echo "attempt $WEBHOOKD_JOB_ATTEMPT: no" >&2; [ $WEBHOOKD_JOB_ATTEMPT = 1 ] && exit 3; exit 65'
+    # What it leaves running has its stderr, and keeps nobody.
+    script = (
+        'sleep 600 & echo $! >> left; echo "attempt $WEBHOOKD_JOB_ATTEMPT: no" >&2; '
+        "[ $WEBHOOKD_JOB_ATTEMPT = 1 ] && exit 3; exit 65"
+    )
     with working(cli, "--", "sh", "-c", script) as worker:
         await until(flow.daemon, STATUS, failing, "dead_letter")
         worker.send_signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        for left in (cli.folder / "left").read_text().split():
+            os.kill(int(left), signal.SIGKILL)
         _, said = worker.communicate()
-    assert worker.returncode == 0
     assert said.decode().splitlines() == [
         "attempt 1: no",
         f"webhookd: job {failing}, attempt 1: failed: EXIT_3",
