@@ -167,9 +167,8 @@ def _dead_letters(of_a_day: int | None) -> output.Cell:
 
 def _jobs(queue: dict[str, Any] | None) -> Iterator[tuple[str, output.Cell]]:
     """A line about the job substrate, if it is on or has something in it."""
-    if not queue or not any(
-        queue[name] for name in ("enabled", "backlog", "in_progress", "dead_letter_open")
-    ):
+    worth_it = ("enabled", "backlog", "in_progress", "dead_letter_open")
+    if not queue or not any(queue[name] for name in worth_it):
         return
     state = "" if queue["enabled"] else "off; "
     counts = f"{state}{queue['backlog']} queued, {queue['in_progress']} in progress"
