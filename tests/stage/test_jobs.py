@@ -1,41 +1,14 @@
 """The jobs service's loop: what it costs while the substrate is off, and whose numbers hold."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
-import pytest
-
-from tests.stage.conftest import Parts, running
-from tests.support.database import Database
+from tests.stage.conftest import CountingPool, Parts, running
 from tests.support.flow import Flow
 from tests.support.waiting import until
 from webhookd.config.settings import JobsSettings, ServicesSettings, Settings
 from webhookd.jobs.loop import JobKeeper
 from webhookd.store.bells import Work
-from webhookd.store.connection import Connection
-from webhookd.store.pool import Pool
 
 LONG = ServicesSettings(poll_interval_seconds=3600)
 IS = "select value = to_jsonb($2::numeric) from webhookd.settings where key = 'queue.job_substrate.' || $1"
-
-
-class CountingPool(Pool):
-    """Counts its uses: each is one statement of the loop's."""
-
-    uses = 0
-
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        self.uses += 1
-        async with super().connection() as connection:
-            yield connection
-
-
-@pytest.fixture
-async def counted(database: Database) -> AsyncIterator[CountingPool]:
-    """Give a pool, logged in as the daemon is."""
-    async with CountingPool(database.dsn("daemon"), 2) as pool:
-        yield pool
 
 
 def keeper_of(parts: Parts) -> JobKeeper:
