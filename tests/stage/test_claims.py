@@ -15,7 +15,7 @@ from webhookd.config.settings import ServicesSettings, Settings
 from webhookd.model.states import Executor
 from webhookd.store import job_substrate
 from webhookd.store.bells import Work
-from webhookd.store.job_substrate import Claim
+from webhookd.store.job_results import Claim
 
 NEVER_POLLS = Settings(services=ServicesSettings(poll_interval_seconds=3600))
 KIND = "report.build"

@@ -15,7 +15,8 @@ from webhookd.model.states import Executor
 from webhookd.observe.metrics import Metrics
 from webhookd.store.bells import Bells, Work
 from webhookd.store.connection import Connection
-from webhookd.store.job_substrate import NOTHING_TO_CLAIM, Claim, JobRefusal
+from webhookd.store.job_results import Claim, JobRefusal
+from webhookd.store.job_substrate import NOTHING_TO_CLAIM
 
 # Each holds a connection; no more than half of those that may be open here.
 MAX_WAITING = 500

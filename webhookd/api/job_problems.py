@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from webhookd.api.problems import Problem
-from webhookd.store.job_substrate import JobRefusal
+from webhookd.store.job_results import JobRefusal
 
 Value = TypeVar("Value")
 

@@ -20,6 +20,7 @@ from webhookd.api.wake import Wake
 from webhookd.config.settings import Settings
 from webhookd.store import job_reads, job_substrate
 from webhookd.store.connection import Connection
+from webhookd.store.job_results import Registered
 from webhookd.store.reads import Row
 
 COUNTED_UP_TO = 10_000
@@ -79,7 +80,7 @@ class JobSubstrate:
 
     async def _register(self, request: web.Request) -> web.Response:
         asked = await read_json(request, job_requests.NewRegistration, self._settings().api.max_payload_bytes)
-        wanted = job_substrate.Registered(**msgspec.structs.asdict(asked))
+        wanted = Registered(**msgspec.structs.asdict(asked))
         registered = await self._database.ask(
             lambda connection: job_substrate.register_event(connection, wanted, request[ACTOR])
         )

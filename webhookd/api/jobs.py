@@ -19,6 +19,7 @@ from webhookd.api.routes import UUID_ID, Route
 from webhookd.api.wake import Wake
 from webhookd.config.settings import Settings
 from webhookd.store import job_reads, job_substrate
+from webhookd.store.job_results import NewJob
 
 CREATED = 201
 DUPLICATE = 200
@@ -109,7 +110,7 @@ class Jobs:
             "safe_payload": bytes(asked.safe_payload).decode(),
             "actor": request[ACTOR],
         }
-        job = job_substrate.NewJob(**fields)
+        job = NewJob(**fields)
         enqueued = done(await self._database.ask(lambda connection: job_substrate.enqueue(connection, job)))
         self._wake.job_moved()
         return answer(msgspec.structs.asdict(enqueued), DUPLICATE if enqueued.duplicate else CREATED)

@@ -13,7 +13,7 @@ from webhookd.config.settings import Settings
 from webhookd.observe.metrics import Metrics
 from webhookd.store import job_substrate
 from webhookd.store.bells import Bells, Work
-from webhookd.store.job_substrate import JobRefusal, Reaped
+from webhookd.store.job_results import JobRefusal, Reaped
 from webhookd.store.pool import Pool
 
 log = logging.getLogger(__name__)

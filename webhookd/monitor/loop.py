@@ -7,6 +7,7 @@ from typing import NamedTuple
 from webhookd.observe.metrics import Metrics
 from webhookd.store import backlog, job_substrate, reads
 from webhookd.store.backlog import FailingEndpoint, Waiting
+from webhookd.store.job_results import Health
 from webhookd.store.pool import Pool
 
 INTERVAL_SECONDS = 5.0
@@ -26,7 +27,7 @@ class Seen(NamedTuple):
     stages: list[Waiting]
     failing: list[FailingEndpoint]
     dead_letters_of_a_day: int
-    job_queue: job_substrate.Health
+    job_queue: Health
 
 
 class Monitor:
