@@ -3,7 +3,7 @@
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test machine bench bench-quick ingest lock format clean
+.PHONY: help test machine executors history bench bench-quick ingest lock format clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -12,7 +12,13 @@ test: ## Run every check and every test
 	python3 tests/run.py
 
 machine: ## Let Hypothesis drive the database for many more examples than `test` has time for
-	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_machine.py -k any_order
+	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema -k any_order
+
+executors: ## Let twenty executors, some of which die, share 10,000 jobs
+	WEBHOOKD_TEST_JOBS=10000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_substrate_executors.py
+
+history: ## Count what the substrate's functions touch beside a million finished jobs and 100,000 that wait
+	WEBHOOKD_TEST_HISTORY=1000000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_substrate_plans.py
 
 # What webhookd is compared with has an environment of its own: no test needs it, and no test can come to need it.
 # Node comes with it, for graphile-worker needs a newer one than many systems have; without it that one is left out.

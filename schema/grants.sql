@@ -3,18 +3,18 @@
 
 revoke all on all tables in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 revoke all on all sequences in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 revoke all on schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 revoke execute on all functions in schema webhookd from public;
 
 grant usage on schema webhookd to
     event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_reader, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 
 -- publish() has the rights of event_ingest_writer, and belongs to a role that is granted to nobody.
 grant select, insert on webhookd.events to event_ingest_writer, webhookd_ingest;
@@ -46,3 +46,15 @@ grant select on webhookd.endpoint_health to subscription_admin;
 grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_changes, webhookd.endpoint_health,
     webhookd.event_routing_queue, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters,
     webhookd.schema_migrations, webhookd.schema_code to webhookd_reader;
+
+-- The job substrate. Its functions emit ordinary events; who executes jobs sees none but what a claim hands out.
+grant select, insert on webhookd.events to webhookd_jobs;
+grant usage on sequence webhookd.events_id_seq to webhookd_jobs;
+grant select, insert, update on webhookd.job_queue, webhookd.job_workflow, webhookd.job_kind_policy, webhookd.job_event_registry
+    to webhookd_jobs;
+grant select, update on webhookd.settings to webhookd_jobs;
+grant select, insert on webhookd.job_command_run to webhookd_jobs;
+grant select, update, delete on webhookd.job_event_queue to webhookd_jobs;
+grant select on webhookd.job_queue, webhookd.job_workflow, webhookd.job_command_run, webhookd.job_kind_policy,
+    webhookd.job_event_registry, webhookd.job_event_queue, webhookd.settings, webhookd.v_job_queue_backlog,
+    webhookd.v_job_queue_in_progress, webhookd.v_job_queue_dead_letter_open to workflow_admin, webhookd_reader;

@@ -9,9 +9,9 @@ declare
     -- Own functions or tables, so nobody but the migrator may be a member: a member could change them.
     owning constant text[] := array[
         'webhookd_owner', 'webhookd_ingest', 'router_worker', 'saga_orchestrator', 'job_worker',
-        'lease_cleaner', 'dead_letter_operator', 'subscription_admin'];
+        'lease_cleaner', 'dead_letter_operator', 'subscription_admin', 'webhookd_jobs'];
     -- Own nothing: made to be granted to people, applications and the daemon's login.
-    granted constant text[] := array['event_ingest_writer', 'webhookd_reader', 'webhookd_app'];
+    granted constant text[] := array['event_ingest_writer', 'webhookd_reader', 'workflow_admin', 'dot_executor', 'webhookd_app'];
     role_name text;
 begin
     foreach role_name in array owning || granted loop
@@ -47,13 +47,16 @@ begin
         end if;
     end loop;
 
-    -- The daemon reads as webhookd_reader, which sees no signing secret.
-    if not pg_has_role('webhookd_app', 'webhookd_reader', 'USAGE') then
-        begin
-            grant webhookd_reader to webhookd_app;
-        exception when unique_violation then
-            null;
-        end;
-    end if;
+    -- The daemon reads as webhookd_reader, which sees no signing secret; and its service `jobs` and its API move jobs as
+    -- workflow_admin does: what that may is decided once, for people and for the daemon.
+    foreach role_name in array '{webhookd_reader,workflow_admin}'::text[] loop
+        if not pg_has_role('webhookd_app', role_name, 'USAGE') then
+            begin
+                execute format('grant %I to webhookd_app', role_name);
+            exception when unique_violation then
+                null;
+            end;
+        end if;
+    end loop;
 end
 $$;

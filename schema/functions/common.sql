@@ -12,7 +12,7 @@ end
 $$;
 grant execute on function webhookd.require(boolean, text) to
     webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner, dead_letter_operator,
-    subscription_admin;
+    subscription_admin, webhookd_jobs;
 
 -- min(max_delay, max(retry_after, base · 2^(n-1) · (1 + jitter · u))), u in [0, 1) from saga and attempt alone:
 -- the same saga waits the same time on every instance. sha256 and not md5, which a FIPS build refuses. The exponent is
@@ -32,7 +32,7 @@ language sql immutable parallel safe as $$
 $$;
 grant execute on function
     webhookd.backoff(bigint, integer, double precision, double precision, double precision, double precision)
-    to saga_orchestrator;
+    to saga_orchestrator, webhookd_jobs;
 
 
 -- The forms that the tables' CHECKs ask for too. Here so that a call is refused in words, and before it changes anything.
@@ -52,7 +52,7 @@ language sql immutable parallel safe as $$
     select case when candidate ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
                 then octet_length(decode(substr(candidate, 7), 'base64')) between 24 and 64 else false end
 $$;
-grant execute on function webhookd.is_event_type(text) to webhookd_ingest, subscription_admin;
+grant execute on function webhookd.is_event_type(text) to webhookd_ingest, subscription_admin, webhookd_jobs;
 grant execute on function webhookd.is_callback_url(text), webhookd.is_secret(text) to subscription_admin;
 
 -- What signs now, newest first.

@@ -21,7 +21,7 @@ from tests.support.postgres import free_port, readdress
 from tests.support.waiting import until
 from tests.support.wire import Wire
 
-STAGES = ("routing", "orchestration", "delivery", "reaper")
+STAGES = ("routing", "orchestration", "delivery", "reaper", "jobs")
 LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'"
 
 

@@ -43,7 +43,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
         # PostgreSQL refuses a TRUNCATE without CASCADE by itself, unless all that refer are named.
         "truncate with all that refer": """
             truncate webhookd.events, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs,
-                webhookd.dead_letters
+                webhookd.dead_letters, webhookd.job_queue, webhookd.job_command_run
             """,
     },
     LETTERS: {
@@ -160,6 +160,11 @@ async def test_the_actors_rights_do_not_stop_them(flow: "Flow", database: "Datab
     async with undone(connection):
         await connection.execute("alter table webhookd.events disable trigger events_immutable")
         await connection.execute("alter table webhookd.dead_letters disable trigger dead_letters_immutable")
+        # What refers to events would refuse to be emptied with them.
+        await connection.execute("alter table webhookd.job_queue disable trigger work_kept")
+        await connection.execute(
+            "alter table webhookd.job_command_run disable trigger job_command_run_immutable"
+        )
         assert await refusal(connection, FORBIDDEN[EVENTS]["update"]) is None
         assert await refusal(connection, FORBIDDEN[EVENTS]["truncate"]) is None
         assert await refusal(connection, FORBIDDEN[LETTERS]["update"]) is None

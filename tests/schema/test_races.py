@@ -4,10 +4,7 @@ Each race holds one side's transaction open until the other is seen to skip or t
 database is; and again without each of the guards it relies on, when it must be lost.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
@@ -15,56 +12,15 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import POLICY, Flow
 from tests.support.guards import Dropped, Weakened
-from tests.support.waiting import until_blocked
+from tests.support.races import Contest
 from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
 from webhookd.store import jobs, sagas
-
-Result = TypeVar("Result")
 
 SKIP_LOCKED = "skip locked"
 
 
-@dataclass(frozen=True)
-class Race:
-    """Two daemons on one database, and somebody who watches."""
-
-    first: Flow
-    second: Flow
-
-    async def skips(self, step: Coroutine[Any, Any, Result]) -> Result:
-        """The second's step, which must end while the first's transaction is open."""
-        task = asyncio.create_task(step)
-        waits = asyncio.create_task(until_blocked(self.first.superuser, self._second_pid, self._first_pid))
-        await asyncio.wait({task, waits}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            raise AssertionError("waited for the other instead of skipping what it holds")
-        waits.cancel()
-        return await task
-
-    async def waits(self, step: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """The second's step, seen waiting for the first's transaction."""
-        task = asyncio.create_task(step)
-        waits = asyncio.create_task(until_blocked(self.first.superuser, self._second_pid, self._first_pid))
-        await asyncio.wait({task, waits}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            waits.cancel()
-            raise AssertionError(f"did not wait for the other: {task}")
-        await waits
-        return task
-
-    async def count(self, query: str) -> int:
-        """A number, as everybody sees it."""
-        number: int = await self.first.superuser.fetchval(query)
-        return number
-
-    @property
-    def _first_pid(self) -> int:
-        return self.first.daemon.get_server_pid()
-
-    @property
-    def _second_pid(self) -> int:
-        return self.second.daemon.get_server_pid()
+class Race(Contest[Flow]):
+    """Two daemons on one database."""
 
 
 @pytest.fixture

@@ -20,21 +20,28 @@ def documented(path: str, heading: str) -> str:
     return match[1]
 
 
-async def test_one_event_by_hand(database: Database) -> None:
-    """Whoever follows the schema's README with psql comes to a dead letter, and requeues it."""
+async def follow(database: Database, heading: str) -> None:
+    """Run a block by psql, as the daemon's login."""
     # This machine's, or the one that the embedded server's package brings.
     psql = shutil.which("psql") or next(wheel_installations()).program("psql")
-    script = documented("schema/README.md", "### One event by hand")
     done = await asyncio.to_thread(
         subprocess.run,
         [psql, "--no-psqlrc", "--set=ON_ERROR_STOP=1", database.dsn("daemon")],
-        input=script,
+        input=documented("schema/README.md", heading),
         text=True,
         capture_output=True,
         check=False,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+async def test_one_event_and_one_job_by_hand(database: Database) -> None:
+    """Whoever follows the README with psql comes to a dead letter and requeues it; likewise with a job."""
+    await follow(database, "### One event by hand")
+    await follow(database, "### One job by hand")
     daemon = await database.connect("daemon")
     states = await daemon.fetch("select status from webhookd.webhook_delivery_sagas order by id")
     assert [row[0] for row in states] == ["DeadLettered", "Pending"]
+    states = await daemon.fetch("select status from webhookd.job_queue order by enqueued_at")
+    assert [row[0] for row in states] == ["cancelled", "queued"]

@@ -27,7 +27,15 @@ TABLES = {
     "steps": "schema_migrations",
     "code": "schema_code",
     "turn": "orchestration_turn",
+    "work": "job_queue",
+    "flows": "job_workflow",
+    "ledger": "job_command_run",
+    "policy": "job_kind_policy",
+    "registry": "job_event_registry",
+    "spawning": "job_event_queue",
+    "settings": "settings",
 }
+VIEWS = ("v_job_queue_backlog", "v_job_queue_in_progress", "v_job_queue_dead_letter_open")
 PRIVILEGES = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE", "T": "TRUNCATE"}
 
 # The whole of it: S select, I insert, U update, D delete, T truncate.
@@ -41,9 +49,22 @@ job_worker            S       S      S        S       -      S      SU     -    
 lease_cleaner         -       -      -        -       -      -      SU     -      -        -      -      -
 dead_letter_operator  S       S      -        -       -      SI     -      SI     -        -      -      -
 subscription_admin    -       SIU    SIU      S       -      -      -      -      -        -      -      -
+webhookd_jobs         SI      -      -        -       -      -      -      -      -        -      -      -
+workflow_admin        -       -      -        -       -      -      -      -      -        -      -      -
+dot_executor          -       -      -        -       -      -      -      -      -        -      -      -
 webhookd_reader       S       S      -        S       S      S      S      S      S        S      S      -
 webhookd_app          S       S      -        S       S      S      S      S      S        S      S      -
 webhookd_owner        SIUDT   SIUDT  SIUDT    SIUDT   SIUDT  SIUDT  SIUDT  SIUDT  SIUDT    SIUDT  SIUDT  SIUDT
+"""
+
+# The job substrate's; a role that is not named has none of it.
+SUBSTRATE_MATRIX = """
+                      work   flows  ledger  policy  registry  spawning  settings
+webhookd_jobs         SIU    SIU    SI      SIU     SIU       SUD       SU
+workflow_admin        S      S      S       S       S         S         S
+webhookd_reader       S      S      S       S       S         S         S
+webhookd_app          S      S      S       S       S         S         S
+webhookd_owner        SIUDT  SIUDT  SIUDT   SIUDT   SIUDT     SIUDT     SIUDT
 """
 
 # Every function, its owner, and whose rights it runs with: its owner's (definer) or its caller's (invoker).
@@ -90,7 +111,64 @@ distrust_new_address      webhookd_owner        invoker
 backlog                   webhookd_owner        invoker
 refuse_change             webhookd_owner        invoker
 refuse_transition         webhookd_owner        invoker
+fn_job_enqueue            webhookd_jobs         definer
+fn_job_claim              webhookd_jobs         definer
+fn_job_progress           webhookd_jobs         definer
+fn_job_succeed            webhookd_jobs         definer
+fn_job_fail_transient     webhookd_jobs         definer
+fn_job_fail_permanent     webhookd_jobs         definer
+fn_job_cancel             webhookd_jobs         definer
+fn_job_cleanup_sweep      webhookd_jobs         definer
+fn_job_lease_reaper       webhookd_jobs         definer
+fn_job_requeue            webhookd_jobs         definer
+fn_job_workflow_open      webhookd_jobs         definer
+fn_job_register_event     webhookd_jobs         definer
+fn_job_spawn_from_events  webhookd_jobs         definer
+fn_job_enable             webhookd_jobs         definer
+fn_job_configure          webhookd_jobs         definer
+fn_job_queue_health       webhookd_jobs         definer
+fail_work                 webhookd_jobs         definer
+settle_failed_work        webhookd_jobs         definer
+record_job_moves          webhookd_jobs         definer
+record_job_move           webhookd_jobs         invoker
+record_alike_moves        webhookd_jobs         invoker
+require_known_relatives   webhookd_jobs         definer
+job_substrate_enabled     webhookd_jobs         definer
+job_policy                webhookd_jobs         definer
+refused                   webhookd_jobs         invoker
+is_executor               webhookd_jobs         invoker
+require_executor          webhookd_jobs         invoker
+require_label             webhookd_jobs         invoker
+require_correlation_id    webhookd_jobs         invoker
+ask_workflow              webhookd_owner        definer
+derive_workflow_status    webhookd_owner        definer
+enqueue_job_events        webhookd_owner        definer
+refuse_to_stay_failed     webhookd_owner        definer
+refuse_reserved_event     webhookd_owner        invoker
+refuse_work_transition    webhookd_owner        invoker
 """
+
+# DP2 §6: who executes jobs may claim them and say how they went; who administers them, everything.
+EXECUTORS = {
+    "fn_job_claim",
+    "fn_job_progress",
+    "fn_job_succeed",
+    "fn_job_fail_transient",
+    "fn_job_fail_permanent",
+}
+ADMINISTRATORS = EXECUTORS | {
+    "fn_job_enqueue",
+    "fn_job_cancel",
+    "fn_job_cleanup_sweep",
+    "fn_job_lease_reaper",
+    "fn_job_requeue",
+    "fn_job_workflow_open",
+    "fn_job_register_event",
+    "fn_job_spawn_from_events",
+    "fn_job_enable",
+    "fn_job_configure",
+    "fn_job_queue_health",
+}
 
 # What each role may call beside its own functions.
 CALLABLE: dict[str, set[str]] = {
@@ -116,8 +194,12 @@ CALLABLE: dict[str, set[str]] = {
         "complete_verification",
         "rotate_secret",
         "backlog",
+        *ADMINISTRATORS,
     },
-    "webhookd_reader": {"backlog"},
+    "workflow_admin": ADMINISTRATORS,
+    "dot_executor": EXECUTORS,
+    "webhookd_jobs": {"require", "backoff", "is_event_type"},
+    "webhookd_reader": {"backlog", "fn_job_queue_health"},
     "webhookd_ingest": {"require", "is_event_type"},
     "router_worker": {"require"},
     "saga_orchestrator": {"require", "backoff", "bury"},
@@ -196,7 +278,11 @@ def parse_functions(text: str) -> dict[str, tuple[str, str]]:
     return {name: (owner, rights) for name, owner, rights in map(str.split, text.strip().splitlines())}
 
 
-EXPECTED = parse_matrix(MATRIX)
+SUBSTRATE = parse_matrix(SUBSTRATE_MATRIX)
+EXPECTED = {
+    role: rights | SUBSTRATE.get(role, dict.fromkeys(SUBSTRATE[OWNER], ""))
+    for role, rights in parse_matrix(MATRIX).items()
+}
 OWNED = parse_functions(FUNCTIONS)
 ROLES = list(EXPECTED)
 # Rights come from grants, and triggers do not stand in the way: all but the owner.
@@ -222,7 +308,7 @@ async def table_columns(connection: "Connection") -> dict[str, str]:
                 where a.attrelid = c.oid and a.attnum > 0 and a.attidentity = '' order by a.attnum limit 1
             ) as column
             from pg_class c
-            where c.relnamespace = 'webhookd'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f')
+            where c.relnamespace = 'webhookd'::regnamespace and c.relkind in ('r', 'p', 'm', 'f')
             """
         )
     }
@@ -342,8 +428,8 @@ async def test_tables_are_granted_nothing_beyond_the_matrix(flow: "Flow") -> Non
     assert others == []
 
 
-async def test_only_publish_may_use_a_sequence(flow: "Flow") -> None:
-    """publish() takes its ids first; everywhere else an identity column needs no right on its sequence."""
+async def test_only_who_writes_events_may_use_a_sequence(flow: "Flow") -> None:
+    """They take their ids first; everywhere else an identity column needs no right on its sequence."""
     held = await flow.superuser.fetch(
         """
         select c.relname as sequence, r.role, p.privilege
@@ -354,7 +440,28 @@ async def test_only_publish_may_use_a_sequence(flow: "Flow") -> None:
         """,
         GRANTED,
     )
-    assert [tuple(row) for row in held] == [("events_id_seq", "webhookd_ingest", "USAGE")]
+    assert sorted(tuple(row) for row in held) == [
+        ("events_id_seq", "webhookd_ingest", "USAGE"),
+        ("events_id_seq", "webhookd_jobs", "USAGE"),
+    ]
+
+
+async def test_views_are_read_by_who_reads_their_tables(flow: "Flow") -> None:
+    """Nobody writes through a view, and there is none that is not named here."""
+    rows = await flow.superuser.fetch(
+        """
+        select c.relname, array_agg(r.role || ' ' || p.privilege order by r.role, p.privilege) as held
+        from pg_class c cross join unnest($1::text[]) as r (role)
+        cross join unnest($2::text[]) as p (privilege)
+        where c.relnamespace = 'webhookd'::regnamespace and c.relkind = 'v'
+            and has_table_privilege(r.role, c.oid, p.privilege)
+        group by c.relname
+        """,
+        GRANTED,
+        list(PRIVILEGES.values()),
+    )
+    readers = ["webhookd_app SELECT", "webhookd_reader SELECT", "workflow_admin SELECT"]
+    assert {row["relname"]: row["held"] for row in rows} == dict.fromkeys(VIEWS, readers)
 
 
 async def test_every_table_is_the_owners(flow: "Flow") -> None:
@@ -532,14 +639,17 @@ async def test_a_role_that_owns_something_is_granted_to_the_migrator_alone(
     assert database.login_name("migrator") in {row["member"] for row in rows}
 
 
-async def test_no_role_is_a_member_of_another_but_the_daemons_of_the_readers(flow: "Flow") -> None:
+async def test_no_role_is_a_member_of_another_but_the_daemons(flow: "Flow") -> None:
     """So no role has rights that the matrix does not show."""
     rows = await flow.superuser.fetch(
         "select distinct roleid::regrole::text as role, member::regrole::text as member from pg_auth_members "
         "where member::regrole::text = any($1)",
         ROLES,
     )
-    assert [tuple(row) for row in rows] == [("webhookd_reader", "webhookd_app")]
+    assert sorted(tuple(row) for row in rows) == [
+        ("webhookd_reader", "webhookd_app"),
+        ("workflow_admin", "webhookd_app"),
+    ]
 
 
 @pytest.mark.parametrize("login", ROLE_OF)
@@ -548,7 +658,7 @@ async def test_a_login_cannot_become_another_role(database: "Database", login: "
     connection = await database.connect(login)
     reached = {role for role in ROLES if await refusal(connection, f"set local role {role}") is None}
     expected: dict[Login, set[str]] = {
-        "daemon": {"webhookd_app", "webhookd_reader"},
+        "daemon": {"webhookd_app", "webhookd_reader", "workflow_admin"},
         "application": {"event_ingest_writer"},
         "reader": {"webhookd_reader"},
         "stranger": set(),

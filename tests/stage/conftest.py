@@ -11,6 +11,7 @@ from tests.support.database import Database
 from webhookd.config.settings import Settings
 from webhookd.observe.metrics import Metrics
 from webhookd.store.bells import Bells
+from webhookd.store.connection import Connection
 from webhookd.store.hints import Hints
 from webhookd.store.pool import Pool
 
@@ -45,3 +46,33 @@ async def running(run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+class CountingPool(Pool):
+    """Counts its uses: each is one look of a loop."""
+
+    def __init__(self, dsn: str, size: int) -> None:
+        super().__init__(dsn, size)
+        self.uses = 0
+        self._used = asyncio.Event()
+
+    async def used(self, times: int) -> None:
+        """Wait until it was used so often, and not more often."""
+        while self.uses < times:
+            self._used.clear()
+            await self._used.wait()
+        assert self.uses == times
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        self.uses += 1
+        self._used.set()
+        async with super().connection() as connection:
+            yield connection
+
+
+@pytest.fixture
+async def counted(database: Database) -> AsyncIterator[CountingPool]:
+    """Give a pool, logged in as the daemon is."""
+    async with CountingPool(database.dsn("daemon"), 2) as pool:
+        yield pool

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 # An expression that differs from the column's value, whatever that is, by the column's type.
 DIFFERENT = {
     "bigint": "coalesce({0}, 0) + 1",
+    "boolean": "not {0}",
     "bytea": "coalesce({0}, '') || '\\x00'",
     "character varying": "coalesce({0}, '') || 'x'",
     "double precision": "coalesce({0}, 0) + 1",
     "integer": "coalesce({0}, 0) + 1",
     "json": "json_build_array({0})",
+    "jsonb": """{0} || '{{"another": 1}}'""",
+    "smallint": "coalesce({0}, 0) + 1",
+    "text": "coalesce({0}, '') || 'x'",
     "timestamp with time zone": "coalesce({0}, now()) + interval '1 second'",
     "uuid": "gen_random_uuid()",
     "webhookd.job_status": "case {0} when 'Pending' then 'Leased' else 'Pending' end::webhookd.job_status",
@@ -59,10 +63,10 @@ async def columns(connection: "Connection", table: str) -> list[Column]:
     ]
 
 
-def update(table: str, changes: "Mapping[str, str]") -> str:
+def update(table: str, changes: "Mapping[str, str]", key: str = "id") -> str:
     """An UPDATE of the row $1 that assigns each expression to its column."""
     assignments = ", ".join(f"{column} = {expression}" for column, expression in changes.items())
-    return f"update {table} set {assignments} where id = $1"
+    return f"update {table} set {assignments} where {key} = $1"
 
 
 def insert(table: str, values: "Mapping[str, str]", source: str) -> str:

@@ -36,6 +36,7 @@ GRANTED_ROLE: dict[Login, str] = {
 # The roles of schema/roles.sql, which an existing server may have from an earlier run.
 SCHEMA_ROLES = (
     "dead_letter_operator",
+    "dot_executor",
     "event_ingest_writer",
     "job_worker",
     "lease_cleaner",
@@ -44,8 +45,10 @@ SCHEMA_ROLES = (
     "subscription_admin",
     "webhookd_app",
     "webhookd_ingest",
+    "webhookd_jobs",
     "webhookd_owner",
     "webhookd_reader",
+    "workflow_admin",
 )
 # Before this version CREATEROLE alone lets the migrator grant roles that others made.
 ADMIN_OPTION_MAJOR = 16

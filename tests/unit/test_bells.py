@@ -70,3 +70,18 @@ async def test_who_gives_up_is_forgotten() -> None:
     await asyncio.gather(gone, return_exceptions=True)
     bells.ring_here(Work.JOBS)
     assert await bells.wait(Work.JOBS, timeout_seconds=LONG) == {Work.JOBS}
+
+
+async def test_an_ear_takes_a_ring_from_nobody() -> None:
+    """Two that overhear and one that waits are all woken by one ring, also by one before they rest."""
+    bells = Bells()
+    with bells.overhearing(Work.EVENTS) as one, bells.overhearing(Work.EVENTS) as other:
+        bells.ring_here(Work.EVENTS)
+        await one.rest(0, LONG)
+        await other.rest(0, LONG)
+        assert await bells.wait(Work.EVENTS, timeout_seconds=LONG) == {Work.EVENTS}
+        resting = asyncio.create_task(one.rest(0, LONG))
+        bells.ring_here(Work.JOBS)
+        assert not await finished(resting)
+        bells.ring_here(Work.EVENTS)
+        await resting

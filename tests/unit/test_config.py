@@ -103,6 +103,17 @@ def test_a_good_environment_does_not_excuse_a_bad_file(tmp_path: Path) -> None:
     assert "unknown key database.nds" in refusal(path, {"WEBHOOKD_DATABASE_DSN": "postgresql://db"})
 
 
+def test_the_numbers_of_jobs_are_the_databases_unless_given() -> None:
+    """What is not said is not written there; what is, is; and both delays must fit each other."""
+    assert Settings().jobs.given == {}
+    given = {"WEBHOOKD_JOBS_MAX_ATTEMPTS": "7", "WEBHOOKD_JOBS_JITTER": "0.5"}
+    settings = load_settings(None, given | {"WEBHOOKD_JOBS_BASE_DELAY_SECONDS": "database"})
+    assert settings.jobs.given == {"max_attempts": 7, "jitter": 0.5}
+    assert "WEBHOOKD_JOBS_MAX_ATTEMPTS" in refusal(None, {"WEBHOOKD_JOBS_MAX_ATTEMPTS": "0"})
+    delays = {"WEBHOOKD_JOBS_BASE_DELAY_SECONDS": "5", "WEBHOOKD_JOBS_MAX_DELAY_SECONDS": "4"}
+    assert "jobs.max_delay_seconds" in refusal(None, delays)
+
+
 def test_an_unknown_section_is_refused_with_the_likely_one(tmp_path: Path) -> None:
     """A misspelt section is named with its file and the section that was probably meant."""
     path = write(tmp_path / "webhookd.toml", '[databse]\ndsn = "x"\n')

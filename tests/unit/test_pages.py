@@ -33,6 +33,9 @@ class Seen(HTMLParser):
         return {tag for tag, _ in self.elements}
 
 
+JOBS = {"enabled": True, "backlog": 1234, "in_progress": 2, "dead_letter_open": 3}
+
+
 def status(text: str = "harmless", **changed: Any) -> health_responses.Status:
     """A status in which every text is this one."""
     found: dict[str, Any] = {
@@ -62,6 +65,7 @@ def status(text: str = "harmless", **changed: Any) -> health_responses.Status:
                 "last_error_code": text,
             }
         ],
+        "job_queue": JOBS,
         "configuration": {
             "last_read_at": NOW - timedelta(seconds=59),
             "last_reload_successful": False,
@@ -87,6 +91,7 @@ def test_what_an_operator_asks_first_is_there() -> None:
         "1,722",
         "refused",
         "59 s ago",
+        "1,234 queued, 2 in progress, 3 dead letters",
     ):
         assert shown in seen.text, shown
     hrefs = {attributes.get("href") for _, attributes in seen.elements}
@@ -98,7 +103,8 @@ def test_a_healthy_and_a_blind_instance() -> None:
     ready = Seen(status_page.render(status(ready=True, failing_endpoints=[]), NOW)).text
     assert "Not ready" not in ready
     assert "None." in ready
-    away = status(backlog=None, failing_endpoints=None, database={"available": False})
+    assert "queued" not in Seen(status_page.render(status(job_queue=JOBS | {"enabled": False}), NOW)).text
+    away = status(backlog=None, job_queue=None, failing_endpoints=None, database={"available": False})
     assert Seen(status_page.render(away, NOW)).text.count("Not known") == 2
 
 

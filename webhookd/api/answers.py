@@ -1,6 +1,7 @@
 """Answers: values in, JSON out. Times are RFC 3339 in UTC, and a payload's text goes out as it is stored."""
 
 from collections.abc import Sequence
+from uuid import UUID
 
 import orjson
 from aiohttp import web
@@ -14,7 +15,7 @@ HEADERS = {"Server": "webhookd", "X-Content-Type-Options": "nosniff"}
 
 def encoded(value: object) -> bytes:
     """JSON, as everything goes out."""
-    return orjson.dumps(value, option=orjson.OPT_UTC_Z)
+    return orjson.dumps(value, option=orjson.OPT_UTC_Z, default=_plain)
 
 
 def answer(value: object, status: int = 200) -> web.Response:
@@ -22,12 +23,24 @@ def answer(value: object, status: int = 200) -> web.Response:
     return web.Response(body=encoded(value), status=status, content_type="application/json", headers=HEADERS)
 
 
-def page_of(rows: Sequence[Row], limit: int) -> web.Response:
+def nothing() -> web.Response:
+    """An answer without a body."""
+    return web.Response(status=204, headers=HEADERS)
+
+
+def page_of(rows: Sequence[Row], limit: int, key: str = "id") -> web.Response:
     """A page, from one row more than it shows."""
     items = rows[:limit]
-    return answer({"items": items, "next_cursor": items[-1]["id"] if len(rows) > limit else None})
+    return answer({"items": items, "next_cursor": items[-1][key] if len(rows) > limit else None})
 
 
 def raw(text: str) -> orjson.Fragment:
     """JSON that is JSON already."""
     return orjson.Fragment(text)
+
+
+def _plain(value: object) -> str:
+    """The driver's UUIDs are of a class of their own."""
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value)} has no JSON")

@@ -9,7 +9,7 @@ import anyio
 from aiohttp import web
 
 from webhookd.api import problems
-from webhookd.api.auth import Auth
+from webhookd.api.auth import ACTOR, Auth
 from webhookd.api.bodies import CONTINUE
 from webhookd.api.database import Database
 from webhookd.api.dead_letters import DeadLetters
@@ -18,6 +18,11 @@ from webhookd.api.documents import Documents
 from webhookd.api.events import Events
 from webhookd.api.health import Health
 from webhookd.api.home import Home
+from webhookd.api.job_claims import Claims
+from webhookd.api.job_leases import JobLeases
+from webhookd.api.job_substrate import JobSubstrate
+from webhookd.api.job_workflows import JobWorkflows
+from webhookd.api.jobs import Jobs
 from webhookd.api.pages.layout import problem_response
 from webhookd.api.problems import Problem, invalid
 from webhookd.api.routes import HTML, Handler, Route
@@ -55,10 +60,14 @@ class Site:
             # add_route, for add_get would also answer HEAD.
             app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=uninvited)
         app.on_response_prepare.append(self._answering)
+        app.on_shutdown.append(self._ending)
         await serve(app, self._listening, self._settings)
 
     async def _answering(self, request: web.Request, response: web.StreamResponse) -> None:
         """An answer is about to be sent, whatever made it."""
+
+    async def _ending(self, _: web.Application) -> None:
+        """No more requests are taken, and those under way are waited for."""
 
     def _guarded(self, route: Route) -> Handler:
         if route.scope is None:
@@ -67,7 +76,7 @@ class Site:
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
-                self._auth.require(request, scope)
+                request[ACTOR] = self._auth.require(request, scope)
             except Problem as problem:
                 if route.media_type != HTML:
                     raise
@@ -96,11 +105,16 @@ class Api(Site):
         self._ingest = GroupCommit(pool, bells, metrics)
         database = Database(pool)
         wake = Wake(bells, hints)
+        self._claims = Claims(database, bells, metrics, settings)
         resources = (
             Events(database, self._ingest, settings),
             Subscriptions(database, Verification(database, client, settings), wake, settings),
             Deliveries(database, settings),
             DeadLetters(database, wake, settings),
+            Jobs(database, wake, settings),
+            JobLeases(database, self._claims, wake, settings),
+            JobWorkflows(database, settings),
+            JobSubstrate(database, wake, settings),
             health,
             Home(health.status),
         )
@@ -110,11 +124,15 @@ class Api(Site):
 
     async def run(self) -> None:
         """Listen and answer; what is still being stored at the end is given up, and nobody was told of it."""
+        self._claims.open()
         try:
             await super().run()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._ingest.close()
+
+    async def _ending(self, _: web.Application) -> None:
+        self._claims.close()
 
     async def _answering(self, request: web.Request, response: web.StreamResponse) -> None:
         resource = request.match_info.route.resource

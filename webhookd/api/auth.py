@@ -15,6 +15,9 @@ from aiohttp import web
 from webhookd.api.problems import Problem
 from webhookd.config.settings import Scope, Settings, Token
 
+ACTOR = "actor"  # of a request: who asks
+ANYBODY = "api"  # who asks where no token is asked for
+
 _SCHEME = "bearer "
 
 
@@ -25,12 +28,12 @@ class Auth:
         self._settings = settings
         self._on_loopback = on_loopback
 
-    def require(self, request: web.Request, scope: Scope) -> None:
-        """Return if the request may; a Problem says why not."""
+    def require(self, request: web.Request, scope: Scope) -> str:
+        """Who asks, for the record, if the request may; a Problem says why not."""
         tokens = self._settings().api.tokens
         if not tokens and self._on_loopback:
             _refuse_other_origins(request)
-            return
+            return ANYBODY
         token = _matching(tokens, request.headers.getall("Authorization", []))
         if token is None:
             raise Problem(
@@ -42,6 +45,8 @@ class Auth:
             )
         if scope not in token.scopes:
             raise Problem(403, "forbidden", f"this token has not the scope {scope}", close=True)
+        name = token.name.strip()
+        return name if name and name.isprintable() else ANYBODY
 
 
 def _matching(tokens: tuple[Token, ...], given: list[str]) -> Token | None:

@@ -4,6 +4,7 @@ import asyncio
 from datetime import datetime
 from itertools import accumulate
 from typing import TypeVar
+from uuid import UUID
 
 import msgspec
 from aiohttp import web
@@ -70,6 +71,14 @@ def path_id(request: web.Request, what: str) -> int:
     if len(text) > MAX_ID_DIGITS or int(text) > MAX_ID:
         raise Problem(404, "not_found", f"no such {what}")
     return int(text)
+
+
+def path_uuid(request: web.Request, what: str) -> UUID:
+    """The id in the path, where it is a UUID."""
+    try:
+        return UUID(request.match_info["id"])
+    except ValueError as error:
+        raise Problem(404, "not_found", f"no such {what}") from error
 
 
 def _check_headers(request: web.Request, max_bytes: int) -> None:

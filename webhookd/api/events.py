@@ -10,7 +10,8 @@ from webhookd.api.bodies import path_id, read_json, read_query
 from webhookd.api.database import Database
 from webhookd.api.deliveries import limits_of
 from webhookd.api.fields import KeyHeader
-from webhookd.api.problems import Problem, invalid, not_found
+from webhookd.api.keys import agreed_key, key_in_header
+from webhookd.api.problems import invalid, not_found
 from webhookd.api.requests import given
 from webhookd.api.routes import Route
 from webhookd.config.settings import Settings
@@ -18,6 +19,7 @@ from webhookd.ingest.group_commit import ALONE_LOCK_TIMEOUT_SECONDS, GroupCommit
 from webhookd.store import events, reads
 
 ACCEPTED = 202
+OF_JOBS = "dot.job."  # what the job substrate emits
 
 
 class Events:
@@ -85,12 +87,10 @@ class Events:
         ]
 
     async def _publish(self, request: web.Request) -> web.Response:
-        key = _key_in_header(request)
+        key = key_in_header(request)
         asked = await read_json(request, requests.NewEvent, self._settings().api.max_payload_bytes)
-        if key is not None and asked.idempotency_key not in (None, key):
-            raise invalid("Idempotency-Key and idempotency_key differ", "idempotency_key_mismatch")
-        event = _new_event(asked)
-        accepted = await self._ingest.publish(event if key is None else event._replace(idempotency_key=key))
+        event = _new_event(asked)._replace(idempotency_key=agreed_key(key, asked.idempotency_key))
+        accepted = await self._ingest.publish(event)
         return answer(
             responses.EventAccepted(
                 id=accepted.id,
@@ -136,20 +136,8 @@ class Events:
 
 
 def _new_event(asked: requests.NewEvent) -> events.NewEvent:
+    if asked.event_type.startswith(OF_JOBS):
+        raise invalid(f"event_type must not begin with {OF_JOBS}: webhookd alone tells of its jobs")
     return events.NewEvent(
         asked.event_type, bytes(asked.payload).decode(), asked.idempotency_key, asked.correlation_id
     )
-
-
-def _key_in_header(request: web.Request) -> str | None:
-    """Checked as the one in the body is."""
-    keys = set(request.headers.getall("Idempotency-Key", []))
-    if not keys:
-        return None
-    try:
-        [key] = keys
-        return requests.check_key(key)
-    except ValueError as error:
-        raise Problem(
-            422, "invalid_request", "Idempotency-Key must be one key of 1 to 255 characters", close=True
-        ) from error

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta
@@ -58,6 +59,7 @@ Description: TypeAlias = Annotated[
     str, Meta(max_length=500, pattern=r"^[^\x00]*\Z", examples=["The shop's warehouse"])
 ]
 Id: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_ID, examples=[42])]
+Uuid: TypeAlias = Annotated[UUID, Meta(examples=["0b9c2240-6f0e-4d3c-9b1a-5cbe0d3b6262"])]
 ErrorCode: TypeAlias = Annotated[
     str,
     Meta(

@@ -87,6 +87,25 @@ class InFlight(TypedDict):
     concurrency: Annotated[int, Meta(ge=1, examples=[200])]
 
 
+class JobQueue(TypedDict):
+    """How the job substrate is, in the whole cluster; counted up to 10,000."""
+
+    enabled: Annotated[bool, Meta(examples=[True], description="whether jobs may be enqueued and claimed")]
+    backlog: Annotated[int, Meta(ge=0, examples=[3], description="queued")]
+    in_progress: Annotated[int, Meta(ge=0, examples=[2], description="held by an executor")]
+    dead_letter_open: Annotated[int, Meta(ge=0, examples=[0], description="given up, and not resolved")]
+    oldest_queued_age_s: Annotated[
+        Annotated[float, Meta(examples=[4.2])] | None,
+        Meta(description="for how long the oldest could have been claimed; null: none could"),
+    ]
+    lease_active: Annotated[int, Meta(ge=0, examples=[2], description="held, and the lease not run out")]
+    scheduled: Annotated[int, Meta(ge=0, examples=[0], description="of the queued, those for later")]
+    retry_waiting: Annotated[int, Meta(ge=0, examples=[1], description="wait for their next attempt")]
+    events_waiting: Annotated[
+        int, Meta(ge=0, examples=[0], description="events whose jobs are still to be made")
+    ]
+
+
 class Status(TypedDict):
     """What an operator asks first."""
 
@@ -106,5 +125,6 @@ class Status(TypedDict):
     dead_letters_of_a_day: Annotated[
         Count | None, Meta(description="given up in the last 24 hours, requeued or not, counted up to 10,000")
     ]
+    job_queue: Annotated[JobQueue | None, Meta(description="null: the database does not answer")]
     configuration: ConfigurationStatus
     retry: RetryStatus

@@ -7,7 +7,7 @@ from typing import Any
 from webhookd import __version__
 from webhookd.api import responses
 from webhookd.api.bodies import BODY_TIMEOUT_SECONDS, MAX_DEPTH
-from webhookd.api.fields import Id
+from webhookd.api.fields import Id, Uuid
 from webhookd.api.problems import PROBLEM_JSON, Problem
 from webhookd.api.routes import HTML, JSON, Route
 from webhookd.api.schemas import Schema, Schemas
@@ -23,7 +23,7 @@ Durable webhook delivery on PostgreSQL: events in, signed HTTPS requests out.
 - JSON in and out, in UTF-8 and not encoded; an answer's type does not depend on `Accept`.
 - An error is `application/problem+json` (RFC 9457): `code` is stable, and is what a program should look at.
 - Lists are newest first. `limit` is the size of a page; `next_cursor` of one page is `cursor` of the next.
-- Times are RFC 3339 in UTC. Ids are 64-bit integers.
+- Times are RFC 3339 in UTC. Ids are 64-bit integers, of jobs and workflows UUIDs.
 - A request has {HEADERS_TIMEOUT_SECONDS:g} s for its headers and {BODY_TIMEOUT_SECONDS:g} s for its body, \
 of {ApiSettings().max_payload_bytes:,} bytes unless `api.max_payload_bytes` says otherwise. JSON may be \
 nested {MAX_DEPTH} deep.
@@ -65,6 +65,7 @@ def document(routes: Sequence[Route]) -> Schema:
 
 def _types(routes: Iterable[Route]) -> Iterable[Any]:
     yield Id
+    yield Uuid
     yield responses.Problem
     for route in routes:
         yield from (kind for kind in (route.query, route.body, route.answer) if kind is not None)
@@ -97,7 +98,12 @@ def _tag(route: Route) -> str:
 
 def _parameters(route: Route, schemas: Schemas) -> Iterable[Schema]:
     if route.has_id:
-        yield {"name": "id", "in": "path", "required": True, "schema": schemas.of(Id)}
+        yield {
+            "name": "id",
+            "in": "path",
+            "required": True,
+            "schema": schemas.of(Uuid if route.has_uuid else Id),
+        }
     if route.query:
         for name, field in schemas.resolved(schemas.of(route.query))["properties"].items():
             yield {"name": name, "in": "query", "schema": field}
@@ -111,7 +117,7 @@ def _answers(route: Route, schemas: Schemas) -> Schema:
     return {
         str(status): {"description": description, "content": {route.media_type: content}}
         for status, description in described.items()
-    }
+    } | {str(status): {"description": said} for status, said in route.empty_answers.items()}
 
 
 def _problems(route: Route, schemas: Schemas) -> Schema:

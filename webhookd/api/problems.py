@@ -67,7 +67,7 @@ def invalid(detail: str, code: str = "invalid_request", **members: Any) -> Probl
     return Problem(422, code, detail, **members)
 
 
-def not_found(what: str, item_id: int) -> Problem:
+def not_found(what: str, item_id: object) -> Problem:
     """There is no such thing."""
     return Problem(404, "not_found", f"no {what} {item_id}")
 

@@ -22,8 +22,9 @@ from webhookd.api.fields import (
     Payload,
     Sentence,
     Time,
+    Uuid,
 )
-from webhookd.model.states import JobStatus, SagaStatus
+from webhookd.model.states import JobStatus, SagaStatus, WorkStatus
 
 # A saga's status, or none: SagaStatus and a literal cannot be one type for msgspec.
 Became: TypeAlias = Annotated[
@@ -66,6 +67,10 @@ class Problem(TypedDict):
         Annotated[Id, Meta(description="with idempotency_conflict: the event that has the key")]
     ]
     saga_id: NotRequired[Annotated[Id, Meta(description="with already_requeued: the delivery that there is")]]
+    job_id: NotRequired[
+        Annotated[Uuid, Meta(description="with idempotency_conflict, already_requeued: the job there is")]
+    ]
+    job_status: NotRequired[Annotated[WorkStatus, Meta(description="how the job stands")]]
     error_code: NotRequired[Annotated[str, Meta(description="with verification_failed: as a delivery's")]]
     response_status: NotRequired[
         Annotated[int | None, Meta(description="with verification_failed: what the endpoint answered")]

@@ -19,6 +19,8 @@ JSON = "application/json"
 HTML = "text/html"
 
 _ID = "{id:[0-9]+}"
+# Of a job or a workflow, as `path_uuid` reads it.
+UUID_ID = "{id:[0-9a-fA-F-]{36}}"
 
 # What every route may answer that does the thing on the left.
 _OF_ALL: tuple[Told, ...] = ((400, "bad_request"),)
@@ -57,17 +59,23 @@ class Route:
     body_optional: bool = False
     headers: Mapping[str, Any] = field(default_factory=dict)
     other_answers: Mapping[int, str] = field(default_factory=dict)  # of the same type
+    empty_answers: Mapping[int, str] = field(default_factory=dict)  # without a body
     own_problems: tuple[Told, ...] = ()
     asks_database: bool = True
 
     @property
     def template(self) -> str:
         """The path as OpenAPI writes it."""
-        return self.path.replace(_ID, "{id}")
+        return self.path.replace(_ID, "{id}").replace(UUID_ID, "{id}")
 
     @property
     def has_id(self) -> bool:
-        return _ID in self.path
+        return "{id}" in self.template
+
+    @property
+    def has_uuid(self) -> bool:
+        """Whether its id is one of the substrate's."""
+        return UUID_ID in self.path
 
     @property
     def refuses_queries(self) -> bool:

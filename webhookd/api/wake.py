@@ -17,3 +17,11 @@ class Wake:
         """These subscriptions may have something due."""
         self._hints.have_due(subscription_ids)
         self._bells.ring(Work.SAGAS, hinted=True)
+
+    def job_moved(self) -> None:
+        """A move of a job is an event, to be routed; other processes are told by the database."""
+        self._bells.ring_here(Work.EVENTS)
+
+    def jobs_switched(self) -> None:
+        """Every instance: one that keeps the substrate looks rarely while it is off."""
+        self._bells.ring(Work.EVENTS)

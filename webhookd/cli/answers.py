@@ -40,7 +40,7 @@ class Page(msgspec.Struct):
     """One page of a list; its rows are still JSON."""
 
     items: list[msgspec.Raw]
-    next_cursor: int | None
+    next_cursor: int | str | None
 
 
 def read_body(response: http.client.HTTPResponse, deadline: float) -> bytes:

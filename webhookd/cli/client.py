@@ -3,9 +3,11 @@
 No proxy, no redirect; a deadline on each request and a bound on each answer. What is refused is raised.
 """
 
+import contextlib
 import functools
 import http.client
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -46,12 +48,17 @@ class Place(NamedTuple):
 
 
 class Client:
-    """Asks one daemon; a connection for each request, for there are few and it may restart in between."""
+    """Asks one daemon; a connection for each request, for there are few and it may restart in between.
+
+    Threads may share it.
+    """
 
     def __init__(self, place: Place, token: str | None = None, ca_file: Path | None = None) -> None:
         self.place: Final = place
         self._token = token
         self._tls = _tls_context(ca_file) if place.url.scheme == "https" else None
+        self._waiting: set[http.client.HTTPConnection] = set()
+        self._abandoned = False
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Answer:
         return self._ask("GET", path + _query(query or {}))
@@ -61,6 +68,17 @@ class Client:
     ) -> Answer:
         """Post a value as JSON. A msgspec.Raw in it goes out as the bytes it is."""
         return self._ask("POST", path, value, timeout_seconds)
+
+    def wait(self, path: str, value: object, timeout_seconds: float) -> Answer:
+        """Post, and wait for an answer that may take its time; `abandon` ends the waiting."""
+        return self._ask("POST", path, value, timeout_seconds, self._waiting)
+
+    def abandon(self) -> None:
+        """End what waits, now and from now on, with ServiceUnavailable; the daemon notices it."""
+        self._abandoned = True
+        for connection in tuple(self._waiting):
+            with contextlib.suppress(OSError, AttributeError):  # ended this moment
+                connection.sock.shutdown(socket.SHUT_RDWR)
 
     def patch(self, path: str, value: object) -> Answer:
         return self._ask("PATCH", path, value)
@@ -86,12 +104,19 @@ class Client:
         path: str,
         value: object = None,
         timeout_seconds: float = ANSWER_TIMEOUT_SECONDS,
+        among: set[http.client.HTTPConnection] | None = None,
     ) -> Answer:
         body = None if value is None else msgspec.json.encode(value)
         connection = self._connected()
         deadline = time.monotonic() + timeout_seconds
         connection.sock.settimeout(timeout_seconds)
+        open_ones = set() if among is None else among
+        open_ones.add(connection)
         try:
+            if (
+                self._abandoned and among is not None
+            ):  # looked at after it was added: one of both sees the other
+                raise ConnectionAbortedError("abandoned")
             connection.request(method, self.place.url.path.rstrip("/") + path, body, self._headers())
             response = connection.getresponse()
             answer = read_body(response, deadline)
@@ -101,6 +126,7 @@ class Client:
                 f"no answer from the daemon at {self.place}: {in_words(error)}{effect}"
             ) from error
         finally:
+            open_ones.discard(connection)
             connection.close()
         if response.status >= _FIRST_ERROR:
             raise self._refused(response.status, answer)

@@ -28,6 +28,7 @@ COMMANDS = (
     "subscriptions",
     "deliveries",
     "dead-letters",
+    "jobs",
     "token",
     "completion",
 )

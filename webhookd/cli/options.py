@@ -4,16 +4,38 @@ import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import click
 
 from webhookd.cli.text import escaped, parsed_time
+from webhookd.model.states import Executor
 
 DEFAULT_LIMIT = 50
 MAX_ID = 2**63 - 1
 MAX_ID_DIGITS = len(str(MAX_ID))
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line.")
+
+
+priority_option = click.option(
+    "--priority",
+    type=click.IntRange(-32768, 32767),
+    default=0,
+    show_default=True,
+    help="The highest is done first.",
+)
+
+
+def executor_option(meaning: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """--executor, of those that there are."""
+    return click.option(
+        "--executor",
+        type=click.Choice([executor.value for executor in Executor]),
+        default=Executor.EXTERNAL_WORKER.value,
+        show_default=True,
+        help=meaning,
+    )
 
 
 def row_id(text: str) -> int:
@@ -35,6 +57,27 @@ def time_or_age(text: str) -> str:
     except (ValueError, OverflowError) as error:
         raise click.BadParameter(
             f"{escaped(text)} is no time such as 2026-01-31T08:00:00Z, and no age such as 2h"
+        ) from error
+
+
+def job_id(text: str) -> str:
+    """The id of a job or a workflow."""
+    try:
+        return str(UUID(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{escaped(text)} is no id of a job") from error
+
+
+def time_or_delay(text: str) -> str:
+    """A time, or how long until then, as RFC 3339."""
+    now = datetime.now(UTC)
+    try:
+        time = parsed_time(text, now)
+        time = time if ":" in text else now + (now - time)
+        return time.isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(
+            f"{escaped(text)} is no time such as 2026-01-31T08:00:00Z, and no delay such as 2h"
         ) from error
 
 

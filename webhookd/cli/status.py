@@ -100,6 +100,7 @@ def screen(status: dict[str, Any], client: Client) -> Iterator[RenderableType]:
             ("retry", _retry(status.get("retry", {}))),
             ("services", _running(status.get("services", []))),
             ("dead letters", _dead_letters(status.get("dead_letters_of_a_day"))),
+            *_jobs(status.get("job_queue")),
         ]
     )
     # What needs somebody first: a small screen is cut off at its end.
@@ -162,6 +163,18 @@ def _dead_letters(of_a_day: int | None) -> output.Cell:
         return output.NONE
     told = f"{of_a_day} in the last 24 hours"
     return output.state("failing", f"{told}: webhookd dead-letters list") if of_a_day else told
+
+
+def _jobs(queue: dict[str, Any] | None) -> Iterator[tuple[str, output.Cell]]:
+    """A line about the job substrate, if it is on or has something in it."""
+    worth_it = ("enabled", "backlog", "in_progress", "dead_letter_open")
+    if not queue or not any(queue[name] for name in worth_it):
+        return
+    state = "" if queue["enabled"] else "off; "
+    counts = f"{state}{queue['backlog']} queued, {queue['in_progress']} in progress"
+    dead = queue["dead_letter_open"]
+    lost = f", {dead} dead letters: webhookd jobs list --status dead_letter"
+    yield "jobs", output.state("failing", counts + lost) if dead else counts
 
 
 def _failing(endpoints: list[dict[str, Any]] | None) -> Iterator[RenderableType]:

@@ -4,6 +4,7 @@ Frozen: a reload makes a new object and swaps it in.
 """
 
 import ipaddress
+import math
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -14,15 +15,17 @@ from webhookd.config.dsn import is_loopback_host, unencrypted_hosts
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=100_000)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, le=31_536_000)]
+# Whatever the database has, because operators and executors that speak SQL set it there.
+FromDatabase: TypeAlias = Literal["database"]
 
 _ADDRESS = r"(\[[0-9a-fA-F:]+\]|[^:\[\]]+):[0-9]{1,5}"
 Address: TypeAlias = Annotated[str, Meta(pattern=rf"^{_ADDRESS}\Z")]
 HIGHEST_PORT = 65535
 LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 
-Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper"]
+Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper", "jobs"]
 Scope: TypeAlias = Literal["ingest", "subscriptions", "operate", "read", "jobs"]
-SERVICES: tuple[Service, ...] = ("api", "routing", "orchestration", "delivery", "reaper")
+SERVICES: tuple[Service, ...] = ("api", "routing", "orchestration", "delivery", "reaper", "jobs")
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +130,22 @@ class ReaperSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_lease_resets: Annotated[int, Meta(ge=0, le=1000)] = 5
 
 
+class JobsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The job substrate's policy, which is in the database: a number here is written there."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | FromDatabase = "database"
+    base_delay_seconds: Delay | FromDatabase = "database"
+    max_delay_seconds: Delay | FromDatabase = "database"
+    jitter: Annotated[float, Meta(ge=0, le=1)] | FromDatabase = "database"
+    max_lease_recoveries: Annotated[int, Meta(ge=0, le=1000)] | FromDatabase = "database"
+    retention_seconds: Delay | FromDatabase = "database"
+
+    @property
+    def given(self) -> dict[str, float]:
+        """What the database is told."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value != "database"}
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is logged, and how."""
 
@@ -146,6 +165,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     delivery: DeliverySettings = DeliverySettings()
     retry: RetrySettings = RetrySettings()
     reaper: ReaperSettings = ReaperSettings()
+    jobs: JobsSettings = JobsSettings()
     log: LogSettings = LogSettings()
 
 
@@ -176,6 +196,9 @@ def problems(settings: Settings) -> list[str]:
             found.append(f"delivery.allow_networks: {error}")
     if settings.retry.max_delay_seconds < settings.retry.base_delay_seconds:
         found.append("retry.max_delay_seconds must be at least retry.base_delay_seconds")
+    given = settings.jobs.given
+    if given.get("max_delay_seconds", math.inf) < given.get("base_delay_seconds", 0):
+        found.append("jobs.max_delay_seconds must be at least jobs.base_delay_seconds")
     return found
 
 

@@ -5,8 +5,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from webhookd.observe.metrics import Metrics
-from webhookd.store import backlog, reads
+from webhookd.store import backlog, job_substrate, reads
 from webhookd.store.backlog import FailingEndpoint, Waiting
+from webhookd.store.job_results import Health
 from webhookd.store.pool import Pool
 
 INTERVAL_SECONDS = 5.0
@@ -26,6 +27,7 @@ class Seen(NamedTuple):
     stages: list[Waiting]
     failing: list[FailingEndpoint]
     dead_letters_of_a_day: int
+    job_queue: Health
 
 
 class Monitor:
@@ -56,6 +58,7 @@ class Monitor:
                     stages = await backlog.waiting(connection, COUNTED_UP_TO)
                     failing = await backlog.failing_endpoints(connection, FAILING_SHOWN)
                     dead_letters = await backlog.dead_letters_of_a_day(connection, COUNTED_UP_TO)
+                    job_queue = await job_substrate.health(connection, COUNTED_UP_TO)
                     seen_at = await reads.database_time(connection)
             except TimeoutError:
                 # Caught here: a look that is dear is no sign of a server that is away.
@@ -64,7 +67,20 @@ class Monitor:
         for stage in stages:
             self._metrics.backlog.labels(stage.stage).set(stage.waiting)
             self._metrics.backlog_age.labels(stage.stage).set(max(0.0, stage.age_seconds or 0.0))
-        self.seen = Seen(seen_at, stages, failing, dead_letters)
+        self._metrics.see_job_queue(
+            {
+                "job_queue_enabled": job_queue.enabled,
+                "job_queue_backlog": job_queue.backlog,
+                "job_queue_in_progress": job_queue.in_progress,
+                "job_queue_lease_active": job_queue.lease_active,
+                "job_queue_dead_letter_open": job_queue.dead_letter_open,
+                "job_queue_scheduled": job_queue.scheduled,
+                "job_queue_retry_waiting": job_queue.retry_waiting,
+                "job_queue_events_waiting": job_queue.events_waiting,
+                "job_queue_oldest_queued_age_seconds": job_queue.oldest_queued_age_s,
+            }
+        )
+        self.seen = Seen(seen_at, stages, failing, dead_letters, job_queue)
         return len(stages)
 
     def _forget(self) -> None:

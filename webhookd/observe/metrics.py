@@ -1,6 +1,7 @@
 """Counters and gauges for Prometheus, in a registry of the daemon's own. Nothing here asks the database."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,6 +24,19 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 # From a local endpoint's millisecond to the longest timeout that is usual.
 DURATIONS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
 
+# The figures of fn_job_queue_health, of the whole cluster.
+JOB_QUEUE = {
+    "job_queue_enabled": "1 while the job substrate is on",
+    "job_queue_backlog": "Jobs that are queued",
+    "job_queue_in_progress": "Jobs that an executor holds",
+    "job_queue_lease_active": "Of them, those whose lease has not run out",
+    "job_queue_dead_letter_open": "Jobs given up, that nobody has cancelled or requeued",
+    "job_queue_scheduled": "Of the queued, those for a later time",
+    "job_queue_retry_waiting": "Failed jobs that wait for their next attempt",
+    "job_queue_events_waiting": "Events whose jobs are still to be made",
+    "job_queue_oldest_queued_age_seconds": "For how long the oldest job could have been claimed",
+}
+
 
 class Metrics:
     """Everything that is counted. Names say what, and the unit last."""
@@ -43,6 +57,11 @@ class Metrics:
         self.reports = self._counter("delivery_reports", "Reports, by the database's verdict", "verdict")
         self.leases_released = self._counter("leases_released", "Leases handed back unsent")
         self.lease_resets = self._counter("lease_resets", "Lost leases, by what became of the job", "status")
+        self.job_queue_spawned = self._counter("job_queue_spawned", "Jobs made of events")
+        self.job_queue_reaped = self._counter(
+            "job_queue_reaped", "Jobs moved by their time, by what became of them", "outcome"
+        )
+        self.job_queue_cleaned = self._counter("job_queue_cleaned", "Jobs past their retention")
         self.service_restarts = self._counter("service_restarts", "Restarts of a service", "service")
         self.reloads = self._counter("config_reloads", "Reloads, by outcome", "outcome")
         self.api_responses = self._counter(
@@ -50,6 +69,7 @@ class Metrics:
         )
         self.in_flight = self._gauge("deliveries_in_flight", "Requests under way")
         self.in_flight_limit = self._gauge("deliveries_in_flight_limit", "How many may be")
+        self.job_claims_waiting = self._gauge("job_claims_waiting", "Executors that wait here for a job")
         self.service_up = self._gauge("service_up", "1 while a service runs", "service")
         self.database_up = self._gauge("database_up", "1 while the database answers")
         self.reload_succeeded = self._gauge("config_last_reload_successful", "1 if the last reload worked")
@@ -64,6 +84,8 @@ class Metrics:
         self.backlog_age = self._gauge(
             "backlog_oldest_age_seconds", "For how long the oldest of it could have been taken", "stage"
         )
+        self.job_queue = {name: self._gauge(name, help_text) for name, help_text in JOB_QUEUE.items()}
+        self._forget_job_queue()
         self.duration = Histogram(
             "webhookd_delivery_duration_seconds",
             "How long requests took",
@@ -76,8 +98,10 @@ class Metrics:
             self.transitions.labels(reached.value)
         for verdict in ReportVerdict:
             self.reports.labels(verdict.value)
-        for become in (JobStatus.PENDING, JobStatus.FAILED):
-            self.lease_resets.labels(become.value)
+        for reset in (JobStatus.PENDING, JobStatus.FAILED):
+            self.lease_resets.labels(reset.value)
+        for become in ("recovered", "retry_waiting", "dead_lettered", "promoted", "cancelled"):
+            self.job_queue_reaped.labels(become)
         self.reports.labels("unstorable")
         self.attempts.labels("delivered")
         for outcome in ("done", "refused"):
@@ -87,6 +111,16 @@ class Metrics:
         """What waits is not known."""
         self.backlog.clear()
         self.backlog_age.clear()
+        self._forget_job_queue()
+
+    def _forget_job_queue(self) -> None:
+        for gauge in self.job_queue.values():
+            gauge.set(math.nan)  # it has no labels to take away
+
+    def see_job_queue(self, figures: Mapping[str, float | None]) -> None:
+        """How the job substrate is, by the names of JOB_QUEUE."""
+        for name, gauge in self.job_queue.items():
+            gauge.set(figures[name] or 0.0)
 
     def follow(self, name: str, help_text: str, count: Callable[[], float]) -> None:
         """Show as a counter what somebody else counts."""

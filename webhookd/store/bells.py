@@ -5,6 +5,8 @@ and nothing else.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
@@ -34,6 +36,7 @@ class Bells:
         self._rung: Final[set[Work]] = set()
         self._unhinted: Final[set[Work]] = set()
         self._waiting: Final[dict[Work, set[asyncio.Future[None]]]] = {work: set() for work in Work}
+        self._ears: Final[dict[Work, set[Ear]]] = {work: set() for work in Work}
         self._to_announce: set[Work] = set()
         self._announce: Final = asyncio.Event()
 
@@ -50,6 +53,8 @@ class Bells:
             self._unhinted.add(work)
         for waiter in self._waiting[work]:
             _wake(waiter)
+        for ear in self._ears[work]:
+            ear.hear()
 
     def ring_all_here(self) -> None:
         """Rings may have been lost, or the settings are others: let everybody look."""
@@ -60,6 +65,16 @@ class Bells:
         """Another process rang: wake who does it here; and once more for what came in its shadow."""
         self.ring_here(work)
         asyncio.get_running_loop().call_later(SHADOW_SECONDS, self.ring_here, work)
+
+    @contextmanager
+    def overhearing(self, work: Work) -> Iterator["Ear"]:
+        """An ear of one's own: `wait` takes a ring from all who wait by it, and this takes it from nobody."""
+        ear = Ear()
+        self._ears[work].add(ear)
+        try:
+            yield ear
+        finally:
+            self._ears[work].discard(ear)
 
     async def wait(self, *works: Work, timeout_seconds: float) -> set[Work]:
         """Until one of these is rung, or the time is over. A ring from before the call counts.
@@ -100,6 +115,26 @@ class Bells:
                 self._announce.set()
                 raise
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
+
+
+class Ear:
+    """Hears every ring since it last waited."""
+
+    def __init__(self) -> None:
+        self._heard: Final = asyncio.Event()
+
+    def hear(self) -> None:
+        self._heard.set()
+
+    async def rest(self, at_least_seconds: float, at_most_seconds: float) -> None:
+        """Until there was a ring, or the time is over; however often it rings, for at least so long."""
+        await asyncio.sleep(at_least_seconds)
+        try:
+            async with asyncio.timeout(max(0.0, at_most_seconds - at_least_seconds)):
+                await self._heard.wait()
+        except TimeoutError:
+            return
+        self._heard.clear()
 
 
 def _wake(waiter: "asyncio.Future[None]") -> None:

@@ -23,6 +23,7 @@ from webhookd.api.server import SHUTDOWN_SHARE, listening_socket, raise_file_lim
 from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Reporter
 from webhookd.delivery.worker import Worker
+from webhookd.jobs.loop import JobKeeper
 from webhookd.model.errors import WebhookdError
 from webhookd.monitor.loop import Monitor
 from webhookd.observe import log as logs
@@ -172,6 +173,7 @@ class Daemon:
             ],
             "delivery": [Service("delivery", self._worker.run), Service("reports", self._reporter.run)],
             "reaper": [Service("reaper", Reaper(pool, bells, metrics, current).run)],
+            "jobs": [Service("jobs", JobKeeper(pool, bells, metrics, current).run)],
         }
         services = [
             Service("listener", Listener(self._database.dsn, pool, bells).run),

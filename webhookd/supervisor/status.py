@@ -94,6 +94,7 @@ class Status:
                 for endpoint in seen.failing
             ],
             "dead_letters_of_a_day": seen.dead_letters_of_a_day if seen else None,
+            "job_queue": seen and _job_queue(seen),
             "configuration": {
                 "last_read_at": self.reloads.last_at,
                 "last_reload_successful": self.reloads.successful,
@@ -117,4 +118,19 @@ def _backlog(seen: Seen) -> health_responses.Backlog:
             {"stage": stage.stage, "waiting": stage.waiting, "oldest_at": stage.oldest_at}
             for stage in seen.stages
         ],
+    }
+
+
+def _job_queue(seen: Seen) -> health_responses.JobQueue:
+    queue = seen.job_queue
+    return {
+        "enabled": queue.enabled,
+        "backlog": queue.backlog,
+        "in_progress": queue.in_progress,
+        "dead_letter_open": queue.dead_letter_open,
+        "oldest_queued_age_s": queue.oldest_queued_age_s,
+        "lease_active": queue.lease_active,
+        "scheduled": queue.scheduled,
+        "retry_waiting": queue.retry_waiting,
+        "events_waiting": queue.events_waiting,
     }

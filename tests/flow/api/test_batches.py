@@ -23,6 +23,7 @@ async def test_a_batch_is_all_or_nothing(api: Client, flow: Flow) -> None:
     for events, told in (
         ([new, one | {"payload": 2}], (409, "idempotency_conflict")),
         ([new, new | {"event_type": "a..b"}], (422, "invalid_request")),
+        ([new, new | {"event_type": "dot.job.x"}], (422, "invalid_request")),
         ([new, new | {"more": 1}], (422, "unknown_field")),
         ([], (422, "invalid_request")),
     ):

@@ -41,7 +41,8 @@ async def test_bodies_that_are_no_event_are_refused(api: Client, flow: Flow) -> 
         (b'{"event_type": "a", "payload": 1, "id": 7}', (422, "unknown_field")),
         (b'{"event_type": "a", "payload": 1, "__proto__": {}}', (422, "unknown_field")),
     ]
-    for event_type in ("", "a" * 101, "a..b", "a b", "a%", "A.\u0430", "*", "a\n", "a\0", ".a", 7, None):
+    bad_types = ["", "a" * 101, "a..b", "a b", "a%", "A.\u0430", "*", "a\n", "a\0", ".a", 7, None]
+    for event_type in [*bad_types, "dot.job.succeeded"]:  # the last is the job substrate's alone
         body = json.dumps({"event_type": event_type, "payload": 1}).encode()
         cases.append((body, (422, "invalid_request")))
     in_words = await api.post("/v1/events", {"event_type": "order paid", "payload": 1})

@@ -39,10 +39,16 @@ class Operation:
         return content if content and content["example"] else None
 
     @property
+    def example_id(self) -> str:
+        """One that could be in the path."""
+        ids = [one["schema"]["examples"] for one in self.said.get("parameters", []) if one["in"] == "path"]
+        return str(ids[0][0]) if ids else ""
+
+    @property
     def answers(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Status, media type and content of those that are what was asked for."""
         for status, answer in self.said["responses"].items():
-            for media_type, content in answer["content"].items():
+            for media_type, content in answer.get("content", {}).items():
                 if media_type != PROBLEM_JSON and "example" in content:
                     yield status, media_type, content
 
@@ -168,7 +174,7 @@ def _problems(operation: Operation) -> Markup:
 
 
 def _curl(operation: Operation) -> str:
-    path = operation.path.replace("{id}", "42")
+    path = operation.path.replace("{id}", operation.example_id)
     lines = ["curl" + (f" -X {operation.method}" if operation.method != "GET" else "") + f" {_ADDRESS}{path}"]
     if operation.scope:
         lines.append('-H "Authorization: Bearer $TOKEN"')

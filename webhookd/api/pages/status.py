@@ -48,6 +48,11 @@ def _facts(status: health_responses.Status, now: datetime) -> Markup:
         "Requests in flight": f"{in_flight['requests']} of {in_flight['concurrency']}",
         "Dead letters, 24 hours": _NOTHING if dead_letters is None else f"{dead_letters:,}",
     }
+    if (queue := status["job_queue"]) and queue["enabled"]:
+        facts["Jobs"] = (
+            f"{queue['backlog']:,} queued, {queue['in_progress']:,} in progress, "
+            f"{queue['dead_letter_open']:,} dead letters"
+        )
     items = [element("div", element("dt", name), element("dd", value)) for name, value in facts.items()]
     return element("dl", *items, class_="facts")
 

@@ -1,0 +1,73 @@
+-- owner: webhookd_jobs
+-- Owns: events → jobs. Takes ids from job_event_queue, which a trigger fills; routing has no part in it.
+
+-- Events of a type give jobs of a kind, from now on; or no more (`p_active` false).
+create or replace function webhookd.fn_job_register_event(
+    p_event_type text, p_kind text, p_executor text, p_actor text, p_priority integer default 0, p_active boolean default true)
+returns jsonb
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    perform require(is_event_type(p_event_type),
+                    'event_type must be 1 to 100 characters: words of letters, digits and _, joined by dots');
+    perform require(not starts_with(p_event_type, 'dot.job.'),
+                    'event_type must not begin with dot.job.: work that reports on work would never end');
+    perform require_label('kind', p_kind, 100);
+    perform require_executor(p_executor);
+    perform require_label('actor', p_actor, 200);
+    perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
+    perform require(p_active is not null, 'active must not be null');
+    insert into job_event_registry as r (event_type, job_kind, executor, priority, active, registered_by)
+    values (p_event_type, p_kind, p_executor, p_priority, p_active, p_actor)
+    on conflict (event_type, job_kind) do update
+    set executor = excluded.executor, priority = excluded.priority, active = excluded.active,
+        registered_by = excluded.registered_by, registered_at = now();
+    return jsonb_build_object('refused', false, 'event_type', p_event_type, 'job_kind', p_kind, 'executor', p_executor,
+                              'priority', p_priority, 'active', p_active);
+end
+$$;
+grant execute on function webhookd.fn_job_register_event(text, text, text, text, integer, boolean) to workflow_admin;
+
+-- A batch of queued events, oldest first, with what is registered now. An event gives one job a kind, however often it comes
+-- by here: the key is the event's id. The job refers to the event and carries nothing of it. While the substrate is off the
+-- events wait.
+create or replace function webhookd.fn_job_spawn_from_events(p_batch_size integer default 100)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+declare
+    taken_ids bigint[];
+    made_ids uuid[];
+begin
+    perform require(p_batch_size > 0, 'batch_size must be at least 1');
+    if not job_substrate_enabled() then
+        return refused('job_substrate_disabled');
+    end if;
+    taken_ids := array(
+        select q.event_id from job_event_queue q order by q.event_id limit p_batch_size for update skip locked);
+
+    -- By their ids, whatever else the planner knows of their type: there may be a year of it.
+    with taken as materialized (
+        select e.id, e.event_type, e.correlation_id from events e where e.id = any(taken_ids)
+    ), made as (
+        insert into job_queue (
+            job_kind, event_domain, idempotency_key, payload_ref, safe_payload, executor, priority, correlation_id,
+            causation_event_id, enqueued_by, source_system)
+        select r.job_kind, 'general', 'event:' || e.id, 'event:' || e.id, jsonb_build_object('event_type', e.event_type),
+               r.executor, r.priority, e.correlation_id, e.id, r.registered_by, 'webhookd'
+        from taken e join job_event_registry r on r.event_type = e.event_type and r.active
+        on conflict (job_kind, idempotency_key) do nothing
+        returning job_id, causation_event_id
+    )
+    select coalesce(array_agg(m.job_id order by m.causation_event_id), '{}') into made_ids from made m;
+    delete from job_event_queue q where q.event_id = any(taken_ids);
+
+    if made_ids <> '{}' then
+        perform record_alike_moves('fn_job_spawn_from_events', 'webhookd', made_ids,
+                                   array_fill(null::text, array[cardinality(made_ids)]), 'queued', 'enqueued');
+    end if;
+    return jsonb_build_object('refused', false, 'events', cardinality(taken_ids), 'jobs', cardinality(made_ids),
+                              'more', cardinality(taken_ids) = p_batch_size);
+end
+$$;
+grant execute on function webhookd.fn_job_spawn_from_events(integer) to workflow_admin;

@@ -1,0 +1,293 @@
+-- owner: webhookd_jobs
+-- Owns: a lease from claim to report, and cancelling what nobody holds. The token decides, not the clock: an expired lease that
+-- was not recovered yet is still its holder's.
+
+-- The first job of a kind for an executor: by priority, then by age. One lease a call; nobody waits for another's.
+--
+-- Two indexes of what is queued: ix_job_queue_claim_order for what can be claimed, in the order of claiming, and
+-- ix_job_queue_scheduled for what was enqueued for a later time, of which those that came due go over first, a hundred a call.
+-- So neither the finished jobs nor those of next week are walked through. What is past its deadline is left to the reaper.
+create or replace function webhookd.fn_job_claim(
+    p_kind text, p_executor text, p_lease_name text, p_lease_holder text, p_lease_ttl_seconds double precision)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+declare
+    due_ids uuid[];
+    job job_queue;
+begin
+    perform require_label('kind', p_kind, 100);
+    perform require_executor(p_executor);
+    perform require_label('lease_name', p_lease_name, 200);
+    perform require_label('lease_holder', p_lease_holder, 200);
+    perform require(p_lease_ttl_seconds > 0 and p_lease_ttl_seconds <= 86400,
+                    'lease_ttl_seconds must be above 0 and at most 86400');
+    if not job_substrate_enabled() then
+        return refused('job_substrate_disabled');
+    end if;
+
+    due_ids := array(
+        select q.job_id from job_queue q
+        where q.status = 'queued' and q.scheduled and q.job_kind = p_kind and q.executor = p_executor
+            and q.process_after <= now()
+        order by q.process_after, q.job_id limit 100 for update skip locked);
+    if due_ids <> '{}' then
+        update job_queue q set scheduled = false where q.job_id = any(due_ids);
+    end if;
+
+    with first as materialized (
+        select q.job_id from job_queue q
+        where q.status = 'queued' and not q.scheduled and q.job_kind = p_kind and q.executor = p_executor
+            and q.process_after <= now() and (q.deadline_at is null or q.deadline_at > now())
+        order by q.priority desc, q.enqueued_at, q.job_id limit 1 for update skip locked
+    )
+    update job_queue q
+    set status = 'leased', lease_name = p_lease_name, lease_holder = p_lease_holder, lease_token = gen_random_uuid(),
+        leased_until = now() + make_interval(secs => p_lease_ttl_seconds), lease_ttl_seconds = p_lease_ttl_seconds,
+        status_signal = null
+    where q.job_id = any(array(select f.job_id from first f))
+    returning q.* into job;
+    if not found then
+        return refused('nothing_to_claim');
+    end if;
+    perform record_job_move('fn_job_claim', p_lease_holder, job.job_id, 'queued', 'leased', 'leased',
+                            jsonb_build_object('lease_name', job.lease_name, 'leased_until', job.leased_until));
+    return jsonb_build_object(
+        'refused', false, 'job_id', job.job_id, 'job_kind', job.job_kind, 'executor', job.executor,
+        'event_domain', job.event_domain, 'idempotency_key', job.idempotency_key, 'source_ref', job.source_ref,
+        'target_ref', job.target_ref, 'payload_ref', job.payload_ref, 'safe_payload', job.safe_payload,
+        'payload_classification', job.payload_classification, 'attempt', job.attempts + 1,
+        'max_attempts', (job_policy(job.job_kind)).max_attempts, 'priority', job.priority, 'process_after', job.process_after,
+        'deadline_at', job.deadline_at, 'correlation_id', job.correlation_id, 'causation_event_id', job.causation_event_id,
+        'parent_job_id', job.parent_job_id, 'workflow_id', job.workflow_id, 'source_system', job.source_system,
+        'enqueued_by', job.enqueued_by, 'enqueued_at', job.enqueued_at, 'lease_name', job.lease_name,
+        'lease_holder', job.lease_holder, 'lease_token', job.lease_token, 'leased_until', job.leased_until,
+        'claimed_at', now());
+end
+$$;
+grant execute on function webhookd.fn_job_claim(text, text, text, text, double precision) to workflow_admin, dot_executor;
+
+
+-- The holder is alive, and how it goes: renews the lease by its length. The first call is the start of the work.
+create or replace function webhookd.fn_job_progress(
+    p_job_id uuid, p_status_signal_only text, p_lease_token uuid, p_actor text)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off as $$
+declare
+    job job_queue;
+    before text;
+begin
+    perform require(p_job_id is not null, 'job_id must not be null');
+    perform require_label('status_signal_only', p_status_signal_only, 500, optional => true);
+    perform require(p_lease_token is not null, 'lease_token must not be null');
+    perform require_label('actor', p_actor, 200);
+    select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
+    if not found then
+        return refused('unknown_job');
+    end if;
+    if job.lease_token is distinct from p_lease_token or job.status not in ('leased','in_progress') then
+        return refused('stale_lease', jsonb_build_object('status', job.status));
+    end if;
+    before := job.status;
+    -- Never shorter than it was: a TTL is what the holder was promised.
+    update job_queue q
+    set status = 'in_progress', started_at = coalesce(q.started_at, now()),
+        leased_until = greatest(q.leased_until, now() + make_interval(secs => q.lease_ttl_seconds)),
+        status_signal = coalesce(p_status_signal_only, q.status_signal)
+    where q.job_id = p_job_id
+    returning q.* into job;
+    perform record_job_move('fn_job_progress', p_actor, job.job_id, before, 'in_progress',
+                            case when before = 'leased' then 'started' end,
+                            jsonb_strip_nulls(jsonb_build_object('signal', p_status_signal_only)));
+    return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'leased_until', job.leased_until,
+                              'started', before = 'leased', 'deadline_at', job.deadline_at);
+end
+$$;
+grant execute on function webhookd.fn_job_progress(uuid, text, uuid, text) to workflow_admin, dot_executor;
+
+
+-- Done. The same report again, after its answer was lost, is a duplicate and changes nothing.
+create or replace function webhookd.fn_job_succeed(p_job_id uuid, p_lease_token uuid, p_result_ref text, p_actor text)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off as $$
+declare
+    job job_queue;
+    before text;
+begin
+    perform require(p_job_id is not null, 'job_id must not be null');
+    perform require(p_lease_token is not null, 'lease_token must not be null');
+    perform require_label('result_ref', p_result_ref, 2000, optional => true);
+    perform require_label('actor', p_actor, 200);
+    select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
+    if not found then
+        return refused('unknown_job');
+    end if;
+    if job.lease_token is distinct from p_lease_token then
+        return refused('stale_lease', jsonb_build_object('status', job.status));
+    end if;
+    before := job.status;
+    if before = 'succeeded' or job.cleaned_from = 'succeeded' then
+        return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
+                                  'duplicate', true);
+    elsif before not in ('leased','in_progress') then
+        return refused('already_reported', jsonb_build_object('status', job.status));
+    end if;
+    update job_queue q
+    set status = 'succeeded', attempts = q.attempts + 1, result_ref = p_result_ref, leased_until = null,
+        started_at = coalesce(q.started_at, now()), finished_at = now()
+    where q.job_id = p_job_id
+    returning q.* into job;
+    perform record_job_move('fn_job_succeed', p_actor, job.job_id, before, 'succeeded', 'succeeded',
+                            jsonb_strip_nulls(jsonb_build_object('result_ref', p_result_ref)));
+    return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
+                              'duplicate', false);
+end
+$$;
+grant execute on function webhookd.fn_job_succeed(uuid, uuid, text, text) to workflow_admin, dot_executor;
+
+
+-- Total in what the executor says of the failure: a report that could not be stored would be work done for ever. What is too
+-- long is cut, and a code that is missing is made up.
+create or replace function webhookd.fail_work(
+    command text, failed_id uuid, token uuid, error_code text, error_message text, actor text, permanent boolean)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off as $$
+declare
+    job job_queue;
+    before text;
+begin
+    perform require(failed_id is not null, 'job_id must not be null');
+    perform require(token is not null, 'lease_token must not be null');
+    perform require_label('actor', actor, 200);
+    select q.* into job from job_queue q where q.job_id = failed_id for no key update;
+    if not found then
+        return refused('unknown_job');
+    end if;
+    if job.lease_token is distinct from token then
+        return refused('stale_lease', jsonb_build_object('status', job.status));
+    end if;
+    before := job.status;
+    if before = 'succeeded' or job.cleaned_from = 'succeeded' then
+        return refused('already_reported', jsonb_build_object('status', job.status));
+    end if;
+    if before in ('leased','in_progress') then
+        update job_queue q
+        set status = 'failed', attempts = q.attempts + 1, leased_until = null, last_error_at = now(),
+            last_error_code = coalesce(nullif(btrim(left(error_code, 100)), ''), 'UNSPECIFIED'),
+            last_error = left(error_message, 2000)
+        where q.job_id = failed_id;
+        perform settle_failed_work(command, actor, array[failed_id], array[before], permanent);
+        select q.* into job from job_queue q where q.job_id = failed_id;
+    end if;
+    return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
+                              'max_attempts', (job_policy(job.job_kind)).max_attempts,
+                              'duplicate', before not in ('leased','in_progress'))
+        || case when job.status = 'retry_waiting' then jsonb_build_object('process_after', job.process_after) else '{}' end;
+end
+$$;
+
+-- From `failed` on, in the same transaction: to a retry by the delivery saga's formula, or to the dead letters.
+create or replace function webhookd.settle_failed_work(
+    command text, actor text, failed_ids uuid[], from_statuses text[], permanent boolean)
+returns table (retried integer, dead integer)
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_bitmapscan = off as $$
+declare
+    statuses text[];
+    details jsonb[];
+    failed constant text[] := array_fill('failed'::text, array[cardinality(failed_ids)]);
+begin
+    with decided as materialized (
+        select q.job_id, permanent or q.attempts >= p.max_attempts as is_dead,
+               -- The saga's jitter is by a number, so the job has one too.
+               now() + backoff(hashtextextended(q.job_id::text, 0), q.attempts, p.base_delay_seconds, p.max_delay_seconds,
+                               p.jitter, null) as due_at
+        from job_queue q cross join lateral job_policy(q.job_kind) p
+        where q.job_id = any(failed_ids)
+    ), moved as (
+        update job_queue q
+        set status = case when d.is_dead then 'dead_letter' else 'retry_waiting' end,
+            process_after = case when d.is_dead then q.process_after else greatest(q.process_after, d.due_at) end,
+            lease_recoveries = case when d.is_dead then q.lease_recoveries else 0 end,
+            finished_at = case when d.is_dead then now() end
+        from decided d
+        where q.job_id = d.job_id and q.job_id = any(failed_ids)
+        returning q.job_id, q.status, q.last_error_code
+    )
+    select array_agg(m.status order by f.place),
+           array_agg(jsonb_build_object('error_code', m.last_error_code) order by f.place),
+           count(*) filter (where m.status = 'retry_waiting'), count(*) filter (where m.status = 'dead_letter')
+    into statuses, details, retried, dead
+    from unnest(failed_ids) with ordinality as f (job_id, place) join moved m on m.job_id = f.job_id;
+
+    perform record_job_moves(command, actor, failed_ids, from_statuses, failed, failed, details);
+    perform record_job_moves(
+        command, actor, failed_ids, failed, statuses,
+        array_replace(array_replace(statuses, 'retry_waiting', null), 'dead_letter', 'dead_lettered'), details);
+    return next;
+end
+$$;
+
+
+-- It failed, and may succeed another time: retried by its kind's policy, until its attempts are used up.
+create or replace function webhookd.fn_job_fail_transient(
+    p_job_id uuid, p_lease_token uuid, p_error_code text, p_error_message text, p_actor text)
+returns jsonb
+language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+    select fail_work('fn_job_fail_transient', p_job_id, p_lease_token, p_error_code, p_error_message, p_actor, false)
+$$;
+grant execute on function webhookd.fn_job_fail_transient(uuid, uuid, text, text, text) to workflow_admin, dot_executor;
+
+-- It failed, and always will.
+create or replace function webhookd.fn_job_fail_permanent(
+    p_job_id uuid, p_lease_token uuid, p_error_code text, p_error_message text, p_actor text)
+returns jsonb
+language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+    select fail_work('fn_job_fail_permanent', p_job_id, p_lease_token, p_error_code, p_error_message, p_actor, true)
+$$;
+grant execute on function webhookd.fn_job_fail_permanent(uuid, uuid, text, text, text) to workflow_admin, dot_executor;
+
+
+-- An operator's, or a newer job's, word that work is not wanted any more: what waits, and a dead letter, which is thereby
+-- resolved. What somebody holds is left to its holder.
+create or replace function webhookd.fn_job_cancel(p_job_id uuid, p_reason text, p_actor text)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off as $$
+declare
+    job job_queue;
+begin
+    perform require(p_job_id is not null, 'job_id must not be null');
+    perform require_label('reason', p_reason, 500);
+    perform require_label('actor', p_actor, 200);
+    select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
+    if not found then
+        return refused('unknown_job');
+    end if;
+    if job.status in ('leased','in_progress') then
+        return refused('running', jsonb_build_object('status', job.status));
+    end if;
+    if job.status = 'succeeded' or job.cleaned_from = 'succeeded' then
+        return refused('finished', jsonb_build_object('status', job.status));
+    end if;
+    if job.status in ('queued','retry_waiting','dead_letter') then
+        update job_queue q
+        set status = 'cancelled', cancel_reason = p_reason, scheduled = false, finished_at = now()
+        where q.job_id = p_job_id;
+        perform record_job_move('fn_job_cancel', p_actor, job.job_id, job.status, 'cancelled', 'cancelled',
+                                jsonb_build_object('reason', p_reason));
+        return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', 'cancelled', 'duplicate', false);
+    end if;
+    return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', true);
+end
+$$;
+grant execute on function webhookd.fn_job_cancel(uuid, text, text) to workflow_admin;

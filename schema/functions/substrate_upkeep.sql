@@ -1,0 +1,143 @@
+-- owner: webhookd_jobs
+-- Owns: what time does to work: leases that ended, retries that fell due, deadlines that passed, and history past its retention.
+-- Called by whoever has a clock; two at once do not wait for each other's rows.
+
+-- Works while the substrate is off, too: what is running must end. An expired lease goes back to the queue without its token, so
+-- that its late holder is refused; the expiry after a kind's `max_lease_recoveries` is a failed attempt (LEASE_EXPIRED), for the
+-- work may be what kills its executors. A deadline cancels what waits; what is held may still succeed.
+create or replace function webhookd.fn_job_lease_reaper(p_batch_size integer default 1000)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+declare
+    command constant text := 'fn_job_lease_reaper';
+    actor constant text := 'webhookd';
+    lost_ids uuid[];
+    lost_statuses text[];
+    given_up_ids uuid[];
+    given_up_statuses text[];
+    late_ids uuid[];
+    late_statuses text[];
+    due_ids uuid[];
+    workflow_ids uuid[];
+    retried integer := 0;
+    dead integer := 0;
+begin
+    perform require(p_batch_size > 0, 'batch_size must be at least 1');
+
+    with expired as materialized (
+        select q.job_id, q.status, q.job_kind, q.lease_recoveries, q.workflow_id, q.leased_until from job_queue q
+        where q.status in ('leased','in_progress') and q.leased_until < now()
+        order by q.leased_until, q.job_id limit p_batch_size for update skip locked
+    ), judged as (
+        select e.*, e.lease_recoveries >= p.max_lease_recoveries as given_up
+        from expired e cross join lateral job_policy(e.job_kind) p
+    )
+    select coalesce(array_agg(j.job_id) filter (where not j.given_up), '{}'),
+           coalesce(array_agg(j.status) filter (where not j.given_up), '{}'),
+           coalesce(array_agg(j.job_id) filter (where j.given_up), '{}'),
+           coalesce(array_agg(j.status) filter (where j.given_up), '{}'),
+           array_agg(j.workflow_id) filter (where j.given_up)
+    into lost_ids, lost_statuses, given_up_ids, given_up_statuses, workflow_ids
+    from judged j;
+
+    with late as materialized (
+        select q.job_id, q.status, q.workflow_id from job_queue q
+        where q.status in ('queued','retry_waiting') and q.deadline_at is not null and q.deadline_at <= now()
+        order by q.deadline_at, q.job_id limit p_batch_size for update skip locked
+    )
+    select coalesce(array_agg(l.job_id), '{}'), coalesce(array_agg(l.status), '{}'), workflow_ids || array_agg(l.workflow_id)
+    into late_ids, late_statuses, workflow_ids
+    from late l;
+
+    -- All that may be asked for their status below, in one order: see derive_workflow_status.
+    perform from job_workflow w where w.workflow_id = any(workflow_ids) order by w.workflow_id for no key update;
+
+    if lost_ids <> '{}' then
+        update job_queue q
+        set status = 'queued', lease_name = null, lease_holder = null, lease_token = null, leased_until = null,
+            lease_ttl_seconds = null, status_signal = null, lease_recoveries = q.lease_recoveries + 1
+        where q.job_id = any(lost_ids);
+        perform record_alike_moves(command, actor, lost_ids, lost_statuses, 'queued', 'lease_recovered',
+                                   '{"error_code": "LEASE_EXPIRED"}');
+    end if;
+
+    if given_up_ids <> '{}' then
+        update job_queue q
+        set status = 'failed', attempts = q.attempts + 1, lease_token = null, leased_until = null, last_error_at = now(),
+            last_error_code = 'LEASE_EXPIRED',
+            last_error = format('its lease expired %s times without a report', q.lease_recoveries + 1)
+        where q.job_id = any(given_up_ids);
+        select s.retried, s.dead into retried, dead
+        from settle_failed_work(command, actor, given_up_ids, given_up_statuses, false) s;
+    end if;
+
+    if late_ids <> '{}' then
+        update job_queue q
+        set status = 'cancelled', cancel_reason = 'deadline_passed', scheduled = false, finished_at = now()
+        where q.job_id = any(late_ids);
+        perform record_alike_moves(command, actor, late_ids, late_statuses, 'cancelled', 'cancelled',
+                                   '{"reason": "deadline_passed"}');
+    end if;
+
+    due_ids := array(
+        select q.job_id from job_queue q where q.status = 'retry_waiting' and q.process_after <= now()
+        order by q.process_after, q.job_id limit p_batch_size for update skip locked);
+    if due_ids <> '{}' then
+        update job_queue q set status = 'queued' where q.job_id = any(due_ids);
+        perform record_alike_moves(command, actor, due_ids, array_fill('retry_waiting'::text, array[cardinality(due_ids)]),
+                                   'queued', 'retry_due');
+    end if;
+
+    return jsonb_build_object(
+        'refused', false, 'recovered', cardinality(lost_ids), 'retry_waiting', retried, 'dead_lettered', dead,
+        'promoted', cardinality(due_ids), 'cancelled', cardinality(late_ids),
+        'more', p_batch_size in (cardinality(lost_ids) + cardinality(given_up_ids), cardinality(late_ids), cardinality(due_ids)));
+end
+$$;
+grant execute on function webhookd.fn_job_lease_reaper(integer) to workflow_admin;
+
+
+-- What succeeded or was cancelled, and is older than its kind's retention: nothing is left but who, what kind, when and how it
+-- ended. The row stays, so that its key is never used again. Dead letters stay until an operator resolves them.
+create or replace function webhookd.fn_job_cleanup_sweep(p_batch_size integer default 1000)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+declare
+    kind text := '';
+    old_ids uuid[] := '{}';
+    old_statuses text[];
+begin
+    perform require(p_batch_size > 0, 'batch_size must be at least 1');
+    if not job_substrate_enabled() then
+        return refused('job_substrate_disabled', '{"cleaned": 0}');
+    end if;
+
+    -- One step of ix_job_queue_retention a kind, and of each kind what is old enough.
+    while cardinality(old_ids) < p_batch_size loop
+        select q.job_kind into kind from job_queue q
+        where q.status in ('succeeded','cancelled') and q.job_kind > kind order by q.job_kind limit 1;
+        exit when not found;
+        old_ids := old_ids || array(
+            select q.job_id from job_queue q
+            where q.status in ('succeeded','cancelled') and q.job_kind = kind
+                and q.finished_at < now() - make_interval(secs => (job_policy(kind)).retention_seconds)
+            order by q.finished_at, q.job_id limit p_batch_size - cardinality(old_ids) for update skip locked);
+    end loop;
+
+    if old_ids <> '{}' then
+        select array_agg(q.status order by o.place) into old_statuses
+        from unnest(old_ids) with ordinality as o (job_id, place) join job_queue q on q.job_id = o.job_id
+        where q.job_id = any(old_ids);
+        update job_queue q
+        set status = 'cleaned', cleaned_from = q.status, safe_payload = '{}', status_signal = null, last_error = null
+        where q.job_id = any(old_ids);
+        perform record_alike_moves('fn_job_cleanup_sweep', 'webhookd', old_ids, old_statuses, 'cleaned', 'cleaned');
+    end if;
+    return jsonb_build_object('refused', false, 'cleaned', cardinality(old_ids), 'more', cardinality(old_ids) = p_batch_size);
+end
+$$;
+grant execute on function webhookd.fn_job_cleanup_sweep(integer) to workflow_admin;

@@ -1,0 +1,284 @@
+"""/v1/jobs: the life of a job by HTTP; long polls; who may; and events that give jobs."""
+
+import asyncio
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.flow.conftest import MakeApi, MakeDaemon
+from tests.support.api import Client, is_time, tokens
+from tests.support.endpoint import Endpoint
+from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.waiting import until
+
+KIND = "thumbnail.make"
+NEW = {"kind": KIND, "executor": "Agent", "idempotency_key": "picture-7", "payload_ref": "s3://pictures/7"}
+CLAIM = {"kind": KIND, "executor": "Agent", "lease_holder": "worker-1"}
+AT_ONCE = {"base_delay_seconds": 0.0}
+# A wake-up, or nothing.
+NEVER_POLLS = {"poll_interval_seconds": 3600.0}
+
+
+async def switched_on(api: Client) -> None:
+    """Jobs are on."""
+    assert (await api.patch("/v1/job-substrate", {"enabled": True})).body["enabled"] is True
+
+
+async def claimed(api: Client, **fields: Any) -> dict[str, Any]:
+    """A job that there must be."""
+    answer = await api.post("/v1/jobs/claim", CLAIM | fields)
+    assert answer.status == 200, answer
+    body: dict[str, Any] = answer.body
+    return body
+
+
+async def test_the_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
+    """Enqueued once, claimed, kept, done, reported once; a subscriber hears of it; its ledger tells all."""
+    off = (409, "job_substrate_disabled")
+    assert (await api.post("/v1/jobs", NEW)).told == off
+    assert (await api.post("/v1/jobs/claim", CLAIM | {"wait_seconds": 30})).told == off
+    await switched_on(api)
+    await api.subscribe(endpoint, event_type="dot.job.succeeded")
+
+    first = await api.post("/v1/jobs", NEW | {"safe_payload": {"width": 200}, "correlation_id": "trace-7"})
+    assert (first.status, first.body["status"], first.body["duplicate"]) == (201, "queued", False)
+    again = {name: value for name, value in NEW.items() if name != "idempotency_key"}
+    header = {"Idempotency-Key": "picture-7"}
+    second = await api.ask("POST", "/v1/jobs", json=again | {"safe_payload": {"width": 200}}, headers=header)
+    assert (second.status, second.body["duplicate"]) == (200, True)
+    job_id = first.body["job_id"]
+    assert second.body["job_id"] == job_id
+    other = await api.post("/v1/jobs", NEW)
+    assert other.told == (409, "idempotency_conflict")
+    assert (other.body["job_id"], other.body["job_status"]) == (job_id, "queued")
+
+    assert (await api.post("/v1/jobs/claim", CLAIM | {"executor": "Codex"})).status == 204
+    job = await claimed(api, lease_seconds=30)
+    assert (job["job_id"], job["attempt"], job["safe_payload"]) == (job_id, 1, {"width": 200})
+    assert is_time(job["leased_until"])
+    assert (await api.post("/v1/jobs/claim", CLAIM)).status == 204
+    path = f"/v1/jobs/{job_id}"
+    stale = {"lease_token": str(uuid4())}
+    for how in ("progress", "succeed", "fail"):
+        assert (await api.post(f"{path}/{how}", stale)).told == (409, "stale_lease")
+    assert (await api.post(f"{path}/cancel", {"reason": "x"})).told == (409, "job_running")
+    token = {"lease_token": job["lease_token"]}
+    renewed = await api.post(f"{path}/progress", token | {"status_signal": "half"})
+    assert (renewed.body["status"], renewed.body["started"]) == ("in_progress", True)
+    assert renewed.body["leased_until"] > job["leased_until"]
+    done = token | {"result_ref": "s3://thumbnails/7"}
+    reports = [(await api.post(f"{path}/succeed", done)).body for _ in range(2)]
+    assert [(one["status"], one["duplicate"]) for one in reports] == [
+        ("succeeded", False),
+        ("succeeded", True),
+    ]
+    assert (await api.post(f"{path}/fail", token)).told == (409, "already_reported")
+    assert (await api.post(f"{path}/cancel", {"reason": "x"})).told == (409, "job_finished")
+
+    shown = (await api.get(path)).body
+    assert (shown["status"], shown["result_ref"], shown["lease_holder"]) == (
+        "succeeded",
+        done["result_ref"],
+        "worker-1",
+    )
+    assert "lease_token" not in shown
+    assert [run["command"] for run in shown["runs"]] == [
+        f"fn_job_{what}" for what in ("enqueue", "claim", "progress", "succeed")
+    ]
+    assert [run["actor"] for run in shown["runs"]] == ["api", "worker-1", "api", "api"]
+    await endpoint.received(2)
+    told = json.loads(endpoint.requests[-1].body)
+    assert (told["job_id"], told["result_ref"]) == (job_id, done["result_ref"])
+    assert endpoint.requests[-1].headers["webhook-correlation-id"] == "trace-7"
+
+
+async def test_failures_and_their_end(make_api: MakeApi) -> None:
+    """Tried again, given up, requeued once as its child, cancelled; its workflow follows; lists page."""
+    api = await make_api(jobs=AT_ONCE, api={"max_payload_bytes": 4096})
+    await switched_on(api)
+    own = str(uuid4())
+    opened = {"workflow_kind": "import", "generator": "MOT:1", "workflow_id": own}
+    answers = [await api.post("/v1/job-workflows", opened) for _ in range(2)]
+    assert [answer.status for answer in answers] == [201, 200]
+    assert (await api.post("/v1/job-workflows", opened | {"generator": "x"})).told == (
+        409,
+        "workflow_conflict",
+    )
+
+    job_id = (await api.post("/v1/jobs", NEW | {"workflow_id": own})).body["job_id"]
+    job = await claimed(api)
+    token = {"lease_token": job["lease_token"]}
+    failed = await api.post(
+        f"/v1/jobs/{job_id}/fail", token | {"error_code": "E", "error_message": "no such"}
+    )
+    assert (failed.body["status"], failed.body["attempts"]) == ("retry_waiting", 1)
+    job = await claimed(api, wait_seconds=30)
+    assert (job["job_id"], job["attempt"]) == (job_id, 2)
+    gone = {"lease_token": job["lease_token"], "permanent": True}
+    assert (await api.post(f"/v1/jobs/{job_id}/requeue")).told == (409, "not_dead_letter")
+    assert (await api.post(f"/v1/jobs/{job_id}/fail", gone)).body["status"] == "dead_letter"
+    assert (await api.get(f"/v1/job-workflows/{own}")).body["status"] == "failed"
+    requeued = await api.post(f"/v1/jobs/{job_id}/requeue")
+    assert (requeued.status, requeued.body["parent_job_id"]) == (201, job_id)
+    once_more = await api.post(f"/v1/jobs/{job_id}/requeue")
+    assert once_more.told == (409, "already_requeued")
+    child = requeued.body["job_id"]
+    assert once_more.body["job_id"] == child
+    cancelled = [(await api.post(f"/v1/jobs/{child}/cancel", {"reason": "enough"})).body for _ in range(2)]
+    assert [one["duplicate"] for one in cancelled] == [False, True]
+    workflow = (await api.get(f"/v1/job-workflows/{own}")).body
+    assert (workflow["status"], [one["job_id"] for one in workflow["jobs"]]) == ("cancelled", [job_id, child])
+
+    others = [
+        (await api.post("/v1/jobs", NEW | {"idempotency_key": str(n), "kind": kind})).body["job_id"]
+        for n, kind in enumerate((KIND, "other", KIND))
+    ]
+    newest_first = [*others[::-1], child, job_id]
+    for query, expected in (
+        ("", newest_first),
+        ("?status=queued", others[::-1]),
+        (f"?kind={KIND}", [others[2], others[0], child, job_id]),
+        (f"?kind={KIND}&status=cancelled", [child, job_id]),
+    ):
+        listed = await pages(api, f"/v1/jobs{query}", limit=2)
+        assert [one for page in listed for one in page] == expected, query
+        assert all(len(page) == 2 for page in listed[:-1])
+    assert (await api.get(f"/v1/jobs?cursor={uuid4()}")).told == (422, "invalid_parameter")
+    assert (await api.get(f"/v1/jobs/{uuid4()}")).told == (404, "not_found")
+    assert (await api.post(f"/v1/jobs/{uuid4()}/requeue")).told == (404, "not_found")
+
+
+async def pages(api: Client, path: str, limit: int) -> list[list[str]]:
+    """The ids of each page of a list of jobs."""
+    found, cursor = [], ""
+    while True:
+        answer = await api.get(f"{path}{'&' if '?' in path else '?'}limit={limit}{cursor}")
+        assert answer.status == 200, answer
+        found.append([item["job_id"] for item in answer.body["items"]])
+        if answer.body["next_cursor"] is None:
+            return found
+        cursor = f"&cursor={answer.body['next_cursor']}"
+
+
+async def test_what_is_refused(api: Client, flow: Flow) -> None:
+    """Each broken contract in words, also JSON that cannot be stored; lifecycle events are nobody's."""
+    await switched_on(api)
+    for fields in (
+        {"executor": "MOT"},
+        {"safe_payload": {"token": "x"}},
+        {"safe_payload": [1]},
+        {"safe_payload": {"a": "\0"}},
+        {"safe_payload": {"a": "x" * 3000 * 6}},
+        {"idempotency_key": None},
+        {"idempotency_key": "event:1"},
+        {"process_after": "0001-01-01T00:00:00+14:00"},
+        {"deadline_at": "infinity"},
+        {"priority": 40_000},
+        {"kind": "a\nb"},
+    ):
+        answer = await api.post("/v1/jobs", NEW | fields)
+        assert answer.status in (413, 422), (fields, answer)
+        assert answer.code in ("invalid_request", "payload_too_large"), fields
+    assert (await api.post("/v1/jobs", NEW | {"parent_job_id": str(uuid4())})).told == (404, "not_found")
+    assert (await api.post("/v1/jobs", NEW | {"causation_event_id": 99})).told == (404, "not_found")
+    refused = await api.event(event_type="dot.job.succeeded")
+    assert (
+        refused.body["detail"] == "event_type must not begin with dot.job.: webhookd alone tells of its jobs"
+    )
+    assert (await api.event(event_type="dot.jobs")).status == 202
+    registered = {"event_type": "dot.job.failed", "job_kind": KIND, "executor": "Agent"}
+    assert (await api.post("/v1/job-registrations", registered)).told == (422, "invalid_request")
+    policy = {"kind_policy": {"job_kind": KIND, "max_attempts": 1, "jitter": None}, "policy": {"jitter": 0.5}}
+    changed = (await api.patch("/v1/job-substrate", policy)).body
+    assert changed["policy"]["jitter"] == 0.5
+    assert [(one["job_kind"], one["max_attempts"]) for one in changed["kind_policies"]] == [(KIND, 1)]
+    assert await flow.daemon.fetchval("select count(*) from webhookd.job_queue") == 0
+
+
+@pytest.mark.once
+async def test_who_may(make_api: MakeApi) -> None:
+    """`jobs` for all of it, also to look; the switch and the registry are the operator's."""
+    api = await make_api(
+        api={"tokens": tokens({"worker": ["jobs"], "operator": ["operate"], "reader": ["read"]})},
+        services={"enabled": ["api"]},
+    )
+    worker, operator, reader = (api.as_token(name) for name in ("worker", "operator", "reader"))
+    assert (await worker.patch("/v1/job-substrate", {"enabled": True})).told == (403, "forbidden")
+    assert (await operator.patch("/v1/job-substrate", {"enabled": True})).status == 200
+    registration = {"event_type": EVENT_TYPE, "job_kind": KIND, "executor": "Agent"}
+    assert (await worker.post("/v1/job-registrations", registration)).told == (403, "forbidden")
+    assert (await operator.post("/v1/job-registrations", registration)).status == 200
+    for other in (operator, reader):
+        for path in ("/v1/jobs", f"/v1/jobs/{uuid4()}", "/v1/job-substrate"):
+            assert (await other.get(path)).told == (403, "forbidden"), path
+        assert (await other.post("/v1/jobs", NEW)).told == (403, "forbidden")
+        assert (await other.post("/v1/jobs/claim", CLAIM)).told == (403, "forbidden")
+    job_id = (await worker.post("/v1/jobs", NEW)).body["job_id"]
+    assert (await worker.get(f"/v1/jobs/{job_id}")).body["enqueued_by"] == "worker"
+    assert (await api.get("/v1/jobs")).told == (401, "unauthorized")
+
+
+@pytest.mark.once
+async def test_a_long_poll(flow: Flow, make_api: MakeApi) -> None:
+    """Woken by this process and by another, in turn; who is gone takes nothing; a stop ends the waiting."""
+    api = await make_api(services=NEVER_POLLS | {"enabled": ["api"]})
+    another = await make_api(services={"enabled": ["api"]})
+    await switched_on(api)
+    waits = CLAIM | {"wait_seconds": 30}
+    first, second = (asyncio.create_task(api.post("/v1/jobs/claim", waits)) for _ in range(2))
+    body = json.dumps(waits).encode()
+    _, gone = await asyncio.open_connection("127.0.0.1", api.daemon.port)
+    gone.write(
+        b"POST /v1/jobs/claim HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    await api.daemon.until(lambda: waiting(api) == 3, "waiting")
+    gone.transport.abort()
+    ids = [(await another.post("/v1/jobs", NEW)).body["job_id"]]
+    done, _ = await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+    ids.append((await api.post("/v1/jobs", NEW | {"idempotency_key": "8"})).body["job_id"])
+    answers = [await first, await second]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert len(done) == 1
+    assert {answer.body["job_id"] for answer in answers} == set(ids)
+    third = (await another.post("/v1/jobs", NEW | {"idempotency_key": "9"})).body["job_id"]
+    await api.daemon.until(lambda: waiting(api) == 0, "left by who is gone")
+    assert (
+        await flow.daemon.fetchval("select status from webhookd.job_queue where job_id = $1", third)
+    ) == "queued"
+
+    last = asyncio.create_task(api.post("/v1/jobs/claim", waits | {"kind": "none"}))
+    await api.daemon.until(lambda: waiting(api) == 1, "waiting")
+    api.daemon.sigterm()
+    assert (await last).status == 204
+    assert await api.daemon.ended() == 0
+
+
+def waiting(api: Client) -> float:
+    """How many wait for a job at an instance."""
+    return api.daemon.metric("webhookd_job_claims_waiting")
+
+
+async def test_an_event_gives_one_job(flow: Flow, make_daemon: MakeDaemon, make_api: MakeApi) -> None:
+    """Three instances keep the substrate: each event of a registered type gives one job, others none."""
+    api = await make_api(services={"enabled": ["api", "jobs"]})
+    for _ in range(2):
+        await make_daemon(services={"enabled": ["api", "jobs"]}).start()
+    await switched_on(api)
+    registration = {"event_type": EVENT_TYPE, "job_kind": KIND, "executor": "Agent", "priority": 3}
+    assert (await api.post("/v1/job-registrations", registration)).status == 200
+    events = [{"event_type": EVENT_TYPE, "payload": n, "correlation_id": f"trace-{n}"} for n in range(60)]
+    accepted = (await api.post("/v1/events/batch", {"events": events})).body["events"]
+    await api.event(event_type="other.type")
+    waits = {"wait_seconds": 30}
+    jobs = [await claimed(api, **waits) for _ in events]
+    assert sorted(job["causation_event_id"] for job in jobs) == [event["id"] for event in accepted]
+    assert {job["correlation_id"] for job in jobs} == {f"trace-{n}" for n in range(60)}
+    await until(flow.daemon, "select not exists (select from webhookd.job_event_queue)")
+    assert await flow.daemon.fetchval("select count(*) from webhookd.job_queue") == 60
+    await api.daemon.until(lambda: api.daemon.metric("webhookd_job_queue_in_progress") == 60, "seen")
+    assert api.daemon.get_json("/status")["job_queue"]["lease_active"] == 60
+    assert b"60 in progress" in api.daemon.get("/")[1]

@@ -1,0 +1,230 @@
+"""`webhookd jobs`: given and looked after; and `work`, which does them by running a command for each."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.flow.conftest import MakeApi
+from tests.support.api import Client
+from tests.support.flow import Flow
+from tests.support.shell import Shell
+from tests.support.waiting import until
+
+KIND = "thumbnail.make"
+STATUS = "select status = $2 from webhookd.job_queue where job_id = $1::text::uuid"
+EXPIRE = "update webhookd.job_queue set leased_until = now() - interval '1 s' where job_id = $1::text::uuid"
+WORK = ("jobs", "work", "--kind", KIND)
+# The first run says who it is and stays; what comes after ends well at once. Its child must end with it.
+STAYS_ONCE = "if [ -e began ]; then exit 0; fi; sleep 600 & echo $$ > began.new; mv began.new began; wait"
+
+
+@pytest.fixture
+async def api(make_api: MakeApi) -> Client:
+    """Give a client of an instance on which jobs are on, and failed ones are tried again at once."""
+    api = await make_api(services={"enabled": ["api", "jobs"]}, jobs={"base_delay_seconds": 0.0})
+    assert (await api.patch("/v1/job-substrate", {"enabled": True})).status == 200
+    return api
+
+
+@contextlib.contextmanager
+def working(cli: Shell, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker, for the length of the block."""
+    with cli.start(*WORK, *words) as worker:
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+
+@contextlib.asynccontextmanager
+async def begun(api: Client, folder: Path) -> AsyncIterator[int]:
+    """The process group of STAYS_ONCE, as soon as it runs; nothing is left of it afterwards."""
+    file = folder / "began"
+    await api.daemon.until(lambda: file.exists() and file.read_text(), "begun")
+    group = int(file.read_text())
+    try:
+        yield group
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def is_gone(group: int) -> bool:
+    """Whether no process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def enqueued(cli: Shell, *options: str) -> str:
+    """A new job's id."""
+    return (await cli.done("jobs", "enqueue", KIND, *options)).out.strip()
+
+
+async def test_jobs_are_given_and_looked_after(cli: Shell) -> None:
+    """Each command does what it says, and says it in words and in JSON; what is refused is one line."""
+    assert (await cli.done("jobs", "disable")).out == "jobs are off\n"
+    refused = await cli.run("jobs", "enqueue", KIND)
+    assert (refused.exit_code, "webhookd jobs enable" in refused.error) == (1, True)
+    assert (await cli.done("jobs", "enable", "--json")).documents[0]["enabled"] is True
+    options = (
+        "--key",
+        "7",
+        "--safe-payload",
+        '{"width": 200}',
+        "--payload-ref",
+        "s3://7",
+        "--deadline",
+        "2h",
+    )
+    job = await enqueued(cli, *options)
+    assert await enqueued(cli, *options[:-2]) == f"{job} duplicate"
+    later = await enqueued(cli, "--after", "7d")
+    listed = await cli.done("jobs", "list", "--kind", KIND, "--status", "queued", "--json")
+    assert [row["job_id"] for row in listed.documents] == [later, job]
+    assert [row[0] for row in (await cli.done("jobs", "list")).rows[1:]] == [later, job]
+    shown = (await cli.done("jobs", "show", job)).out
+    assert all(word in shown for word in (KIND, "external_worker", "s3://7", "width", "deadline", "enqueue"))
+    assert (await cli.done("jobs", "cancel", later, "--reason", "no")).out == f"job {later}: cancelled\n"
+    assert (await cli.run("jobs", "requeue", job)).error.endswith("(not_dead_letter)")
+    registered = await cli.done("jobs", "register", "order.created", KIND, "--executor", "Agent")
+    assert registered.out == f"order.created events give {KIND} jobs for Agent\n"
+    await cli.done("jobs", "configure", "--max-attempts", "3", "--jitter", "0.5")
+    configured = await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "2")
+    assert "3 attempts, delays of 0s" in configured.out
+    substrate = (await cli.done("jobs", "status", "--json")).documents[0]
+    assert (substrate["policy"]["jitter"], substrate["kind_policies"][0]["max_attempts"]) == (0.5, 2)
+    back = await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "default", "--json")
+    assert back.documents[0]["kind_policies"][0]["max_attempts"] is None
+    assert "order.created" in (await cli.done("jobs", "status")).out
+    for words in (("show", "7"), ("configure",), ("work", "--kind", KIND, "--", "no-such-command")):
+        assert (await cli.run("jobs", *words)).exit_code == 2, words
+    assert (await cli.run("jobs", "show", str(uuid4()))).exit_code == 1
+
+
+async def test_work_runs_a_command_for_a_job(api: Client, cli: Shell, flow: Flow) -> None:
+    """The job on its stdin; 0, 65 and other exit codes; what it said; its result; on --once, how it went."""
+    job = await enqueued(cli, "--safe-payload", '{"n": 1e400}')
+    script = 'cat > seen.json; printf "s3://done/$WEBHOOKD_JOB_ATTEMPT" > "$WEBHOOKD_RESULT_FILE"; echo out'
+    ran = await cli.done(*WORK, "--once", "--", "sh", "-c", script)
+    assert ran.out == "out\n"
+    assert ran.err == f"webhookd: job {job}, attempt 1: succeeded\n"
+    assert job in (cli.folder / "seen.json").read_text()
+    shown = (await api.get(f"/v1/jobs/{job}")).body
+    assert (shown["status"], shown["result_ref"]) == ("succeeded", "s3://done/1")
+    assert [run["to_status"] for run in shown["runs"]] == ["queued", "leased", "in_progress", "succeeded"]
+
+    failing = await enqueued(cli)
+    # What it leaves running has its stderr, and keeps nobody.
+    script = (
+        'sleep 600 & echo $! >> left; echo "attempt $WEBHOOKD_JOB_ATTEMPT: no" >&2; '
+        "[ $WEBHOOKD_JOB_ATTEMPT = 1 ] && exit 3; exit 65"
+    )
+    with working(cli, "--", "sh", "-c", script) as worker:
+        await until(flow.daemon, STATUS, failing, "dead_letter")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        for left in (cli.folder / "left").read_text().split():
+            os.kill(int(left), signal.SIGKILL)
+        _, said = worker.communicate()
+    assert said.decode().splitlines() == [
+        "attempt 1: no",
+        f"webhookd: job {failing}, attempt 1: failed: EXIT_3",
+        "attempt 2: no",
+        f"webhookd: job {failing}, attempt 2: failed for good: EXIT_65",
+    ]
+    shown = (await api.get(f"/v1/jobs/{failing}")).body
+    assert (shown["last_error_code"], shown["last_error"]) == ("EXIT_65", "attempt 2: no")
+    requeued = await cli.done("jobs", "requeue", failing)
+    assert requeued.out.startswith(f"job {failing}: requeued as job ")
+    bad = await cli.run(*WORK, "--once", "--", "sh", "-c", 'seq 9 > "$WEBHOOKD_RESULT_FILE"')
+    assert bad.exit_code == 1
+    assert "failed for good: RESULT_REF_INVALID" in bad.err
+
+
+async def test_another_does_what_a_killed_worker_left(api: Client, cli: Shell, flow: Flow) -> None:
+    """Its lease runs out and is taken back, and the job is another's."""
+    job = await enqueued(cli)
+    with working(cli, "--lease-seconds", "1", "--holder", "first", "--", "sh", "-c", STAYS_ONCE) as first:
+        async with begun(api, cli.folder):
+            first.kill()
+            second = await cli.done(*WORK, "--once", "--holder", "second", "--", "sh", "-c", STAYS_ONCE)
+    assert "succeeded" in second.err
+    shown = (await api.get(f"/v1/jobs/{job}")).body
+    assert (shown["status"], shown["lease_holder"], shown["lease_recoveries"]) == ("succeeded", "second", 1)
+    assert await flow.daemon.fetchval(
+        "select count(*) = 1 from webhookd.events where event_type = 'dot.job.lease_recovered'"
+    )
+
+
+async def test_a_lost_lease_kills_the_command(api: Client, cli: Shell, flow: Flow) -> None:
+    """With all that it started, at the next renewal; and the worker goes on with the next job."""
+    job = await enqueued(cli)
+    with working(cli, "--lease-seconds", "3", "--", "sh", "-c", STAYS_ONCE) as worker:
+        async with begun(api, cli.folder) as group:
+            await flow.superuser.execute(EXPIRE, job)
+            await api.daemon.until(lambda: is_gone(group), "killed")
+        await until(flow.daemon, STATUS, job, "succeeded")
+        worker.send_signal(signal.SIGTERM)
+        _, said = worker.communicate()
+    assert worker.returncode == 0
+    assert b"lost: this lease token does not hold the job any more" in said
+
+
+async def test_a_deadline_and_a_second_signal_kill_the_command(api: Client, cli: Shell, flow: Flow) -> None:
+    """Late, it is killed and not tried again; told twice to stop, the worker kills it and says so."""
+    with working(cli, "--", "sh", "-c", STAYS_ONCE) as worker:
+        await api.daemon.until(lambda: waiting(api) == 1, "waiting")
+        soon = datetime.now(UTC) + timedelta(seconds=1.5)
+        asked = {"kind": KIND, "executor": "external_worker", "idempotency_key": "late"}
+        late = (await api.post("/v1/jobs", asked | {"deadline_at": soon.isoformat()})).body["job_id"]
+        async with begun(api, cli.folder) as group:
+            await until(flow.daemon, STATUS, late, "cancelled")
+            await api.daemon.until(lambda: is_gone(group), "killed")
+        (cli.folder / "began").unlink()
+        job = await enqueued(cli)
+        async with begun(api, cli.folder) as group:
+            worker.send_signal(signal.SIGTERM)
+            worker.send_signal(signal.SIGINT)
+            _, said = worker.communicate()
+            await api.daemon.until(lambda: is_gone(group), "killed")
+    assert worker.returncode == 130
+    assert f"job {late}, attempt 1: failed: DEADLINE_PASSED" in said.decode()
+    shown = (await api.get(f"/v1/jobs/{job}")).body
+    assert shown["last_error_code"] == "WORKER_STOPPED"
+
+
+def waiting(api: Client) -> float:
+    """How many wait for a job."""
+    return api.daemon.metric("webhookd_job_claims_waiting")
+
+
+async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) -> None:
+    """Switched off, and then away, it is waited for; a signal ends the waiting at once, with 0."""
+    await cli.done("jobs", "disable")
+    with working(cli, "--concurrency", "3", "--", "true") as worker:
+        assert worker.stderr is not None
+        assert b"the job substrate is off" in worker.stderr.readline()
+        await cli.done("jobs", "enable")
+        assert b"answers again" in worker.stderr.readline()
+        api.daemon.kill()
+        assert b"waiting for it" in worker.stderr.readline()
+        await api.daemon.start()
+        jobs = [await enqueued(cli) for _ in range(4)]
+        for job in jobs:
+            await until(flow.daemon, STATUS, job, "succeeded")
+        await api.daemon.until(lambda: waiting(api) == 3, "waiting")
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate()
+    assert worker.returncode == 0
+    refused = await cli.having(WEBHOOKD_TOKEN="x").run("jobs", "work", "--kind", "a\nb", "--", "true")
+    assert (refused.exit_code, refused.error.endswith("(invalid_request)")) == (1, True)

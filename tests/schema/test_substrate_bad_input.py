@@ -1,0 +1,318 @@
+"""Bad input to every function of the substrate: refused in words, with nothing changed; and good at the edge.
+
+As test_bad_input.py does for the others, with its helpers.
+"""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.schema.test_bad_input import (
+    BAD_EVENT_TYPES,
+    Arguments,
+    Bad,
+    Function,
+    call,
+    contents,
+    literal,
+    missing,
+    not_positive,
+    out_of_range,
+    refusal,
+    serve_and_undo,
+    wrong,
+)
+from tests.support.substrate import KIND, Substrate
+
+if TYPE_CHECKING:
+    from tests.support.database import Database
+
+UNKNOWN_ID = "'00000000-0000-0000-0000-000000000000'"
+LABEL = "none of them a control character"
+NOT_LABELS = ("''", "'   '", "E'a\\nb'", "E'\\x7f'")
+FORBIDDEN_KEYS = ("body", "content", "raw", "vector", "embedding", "secret", "token", "password", "ssn")
+
+
+def not_labels(name: str, max_length: int) -> list[Bad]:
+    """Texts that are empty, blank, too long, or not for one line."""
+    too_long = f"repeat('x', {max_length + 1})"
+    return [wrong(LABEL, **{name: value}) for value in (*NOT_LABELS, too_long)]
+
+
+def executors() -> list[Bad]:
+    """Names that DP2 does not have, and the one it forbids."""
+    return [
+        wrong("MOT: it generates jobs", p_executor="'MOT'"),
+        *(wrong("must be one of DOT", p_executor=name) for name in ("''", "'dot'", "'Robot'")),
+    ]
+
+
+CORRELATION_IDS = [
+    wrong("correlation_id must be", p_correlation_id=value)
+    for value in ("''", "' a'", "'ä'", "E'a\\nb'", "repeat('x', 256)")
+]
+TIMES = ("'infinity'", "'-infinity'")
+ENQUEUE: Arguments = {
+    "p_kind": f"'{KIND}'",
+    "p_idempotency_key": "'new'",
+    "p_executor": "'DOT'",
+    "p_source_ref": "'s'",
+    "p_target_ref": "'t'",
+    "p_payload_ref": "'p'",
+    "p_safe_payload": "'{}'",
+    "p_priority": "0",
+    "p_process_after": "now()",
+    "p_deadline_at": "now() + interval '1 hour'",
+    "p_correlation_id": "'c'",
+    "p_causation_event_id": "1",
+    "p_actor": "'me'",
+    "p_event_domain": "'general'",
+    "p_source_system": "'here'",
+    "p_workflow_id": "null",
+    "p_parent_job_id": "null",
+}
+REPORT: Arguments = {
+    "p_job_id": UNKNOWN_ID,
+    "p_lease_token": UNKNOWN_ID,
+    "p_error_code": "'X'",
+    "p_error_message": "'x'",
+    "p_actor": "'me'",
+}
+REPORTING = Function(REPORT, frozenset({"p_error_code", "p_error_message"}), not_labels("p_actor", 200))
+
+FUNCTIONS: dict[str, Function] = {
+    "fn_job_enqueue": Function(
+        ENQUEUE,
+        frozenset(ENQUEUE)
+        - {
+            "p_kind",
+            "p_idempotency_key",
+            "p_executor",
+            "p_safe_payload",
+            "p_priority",
+            "p_actor",
+            "p_event_domain",
+            "p_source_system",
+        },
+        [
+            *not_labels("p_kind", 100),
+            *not_labels("p_idempotency_key", 255),
+            *(wrong("derived", p_idempotency_key=key) for key in ("'event:1'", "'requeue:x'")),
+            *executors(),
+            *(
+                bad
+                for ref in ("p_source_ref", "p_target_ref", "p_payload_ref")
+                for bad in not_labels(ref, 2000)
+            ),
+            *(
+                wrong("must be a JSON object", p_safe_payload=value)
+                for value in ("'[]'", "'1'", "'\"body\"'", "'null'")
+            ),
+            wrong("at most 16384 bytes", p_safe_payload="jsonb_build_object('a', repeat('x', 16384))"),
+            *(
+                wrong("must not have body", p_safe_payload=literal(f'{{"a": 1, "{key}": null}}'))
+                for key in (*FORBIDDEN_KEYS, "personal_data")
+            ),
+            *out_of_range("p_priority", "priority must be", "-32769", "32768"),
+            *out_of_range("p_process_after", "process_after must be", *TIMES),
+            *out_of_range("p_deadline_at", "deadline_at must be", *TIMES),
+            *CORRELATION_IDS,
+            *not_labels("p_actor", 200),
+            *not_labels("p_event_domain", 100),
+            *not_labels("p_source_system", 200),
+            missing("no event", p_causation_event_id="999999"),
+            missing("no workflow", p_workflow_id=UNKNOWN_ID),
+            missing("no job", p_parent_job_id=UNKNOWN_ID),
+        ],
+    ),
+    "fn_job_claim": Function(
+        {
+            "p_kind": f"'{KIND}'",
+            "p_executor": "'DOT'",
+            "p_lease_name": "'lease'",
+            "p_lease_holder": "'me'",
+            "p_lease_ttl_seconds": "60",
+        },
+        bad=[
+            *not_labels("p_kind", 100),
+            *executors(),
+            *not_labels("p_lease_name", 200),
+            *not_labels("p_lease_holder", 200),
+            *out_of_range(
+                "p_lease_ttl_seconds", "lease_ttl_seconds must be", "0", "-1", "86401", "'NaN'", "'Infinity'"
+            ),
+        ],
+    ),
+    "fn_job_progress": Function(
+        {
+            "p_job_id": UNKNOWN_ID,
+            "p_status_signal_only": "'half'",
+            "p_lease_token": UNKNOWN_ID,
+            "p_actor": "'me'",
+        },
+        frozenset({"p_status_signal_only"}),
+        [*not_labels("p_status_signal_only", 500), *not_labels("p_actor", 200)],
+    ),
+    "fn_job_succeed": Function(
+        {"p_job_id": UNKNOWN_ID, "p_lease_token": UNKNOWN_ID, "p_result_ref": "'r'", "p_actor": "'me'"},
+        frozenset({"p_result_ref"}),
+        [*not_labels("p_result_ref", 2000), *not_labels("p_actor", 200)],
+    ),
+    "fn_job_fail_transient": REPORTING,
+    "fn_job_fail_permanent": REPORTING,
+    "fn_job_cancel": Function(
+        {"p_job_id": UNKNOWN_ID, "p_reason": "'r'", "p_actor": "'me'"},
+        bad=[*not_labels("p_reason", 500), *not_labels("p_actor", 200)],
+    ),
+    "fn_job_cleanup_sweep": Function(
+        {"p_batch_size": "10"}, bad=not_positive("p_batch_size", message="batch_size")
+    ),
+    "fn_job_lease_reaper": Function(
+        {"p_batch_size": "10"}, bad=not_positive("p_batch_size", message="batch_size")
+    ),
+    "fn_job_requeue": Function(
+        {"p_job_id": UNKNOWN_ID, "p_actor": "'me'", "p_deadline_at": "now() + interval '1 hour'"},
+        frozenset({"p_deadline_at"}),
+        [
+            *not_labels("p_actor", 200),
+            *out_of_range("p_deadline_at", "deadline_at must be", *TIMES),
+        ],
+    ),
+    "fn_job_workflow_open": Function(
+        {
+            "p_workflow_kind": "'w'",
+            "p_generator": "'MOT:x'",
+            "p_actor": "'me'",
+            "p_correlation_id": "'c'",
+            "p_workflow_id": UNKNOWN_ID,
+        },
+        frozenset({"p_correlation_id", "p_workflow_id"}),
+        [
+            *not_labels("p_workflow_kind", 100),
+            *not_labels("p_generator", 200),
+            *not_labels("p_actor", 200),
+            *CORRELATION_IDS,
+        ],
+    ),
+    "fn_job_register_event": Function(
+        {
+            "p_event_type": "'a.b'",
+            "p_kind": "'k'",
+            "p_executor": "'DOT'",
+            "p_actor": "'me'",
+            "p_priority": "0",
+            "p_active": "true",
+        },
+        bad=[
+            *(wrong("event_type must be", p_event_type=literal(each)) for each in BAD_EVENT_TYPES.values()),
+            *(wrong("would never end", p_event_type=each) for each in ("'dot.job.x'", "'dot.job.enqueued'")),
+            *not_labels("p_kind", 100),
+            *executors(),
+            *not_labels("p_actor", 200),
+            *out_of_range("p_priority", "priority must be", "-32769", "32768"),
+        ],
+    ),
+    "fn_job_spawn_from_events": Function(
+        {"p_batch_size": "10"}, bad=not_positive("p_batch_size", message="batch_size")
+    ),
+    "fn_job_enable": Function({"p_enabled": "true", "p_actor": "'me'"}, bad=not_labels("p_actor", 200)),
+    "fn_job_configure": Function(
+        {"p_settings": """'{"max_attempts": 3}'""", "p_actor": "'me'", "p_kind": "'k'"},
+        frozenset({"p_kind"}),
+        [
+            *(wrong("must be a JSON object", p_settings=value) for value in ("'[]'", "'1'")),
+            wrong("there is no setting", p_settings="""'{"attempts": 3}'"""),
+            *(
+                wrong("must be a", p_settings=literal(f'{{"{name}": {value}}}'))
+                for name, value in [
+                    ("max_attempts", "0"),
+                    ("max_attempts", "1.5"),
+                    ("max_attempts", "1001"),
+                    ("max_attempts", '"3"'),
+                    ("base_delay_seconds", "-1"),
+                    ("max_delay_seconds", "1e10"),
+                    ("jitter", "1.1"),
+                    ("max_lease_recoveries", "-1"),
+                    ("retention_seconds", "true"),
+                ]
+            ),
+            *not_labels("p_actor", 200),
+            *not_labels("p_kind", 100),
+        ],
+    ),
+    "fn_job_queue_health": Function(
+        {"p_counted_up_to": "10"}, bad=not_positive("p_counted_up_to", message="counted_up_to")
+    ),
+}
+
+
+@pytest.fixture
+async def substrate(database: "Database") -> Substrate:
+    """A queue with a job, a dead letter, and an event that is queued for one."""
+    substrate = await Substrate.open(database)
+    await substrate.call(
+        "fn_job_register_event", p_event_type="a.b", p_kind="spawned", p_executor="DOT", p_actor="me"
+    )
+    assert await substrate.daemon.fetchval("select webhookd.publish('a.b', '{}')") == 1
+    await substrate.enqueue()
+    await substrate.fail(await substrate.claim(), permanent=True)
+    await substrate.enqueue()
+    return substrate
+
+
+async def test_every_function_of_the_substrate_is_tried(substrate: Substrate) -> None:
+    """The list above has each function that webhookd_app may execute, with each of its arguments."""
+    rows = await substrate.superuser.fetch(
+        "select proname, proargnames[1:pronargs] from pg_proc where pronamespace = 'webhookd'::regnamespace"
+        " and has_function_privilege('webhookd_app', oid, 'execute') and starts_with(proname, 'fn_job_')"
+    )
+    assert {name: list(arguments) for name, arguments in rows} == {
+        name: list(function.good) for name, function in FUNCTIONS.items()
+    }
+
+
+async def test_good_calls_are_served(substrate: Substrate, subtests: pytest.Subtests) -> None:
+    """What the bad calls are made from is good, also with null where null means something."""
+    for name, function in FUNCTIONS.items():
+        for nothing in ({}, *({argument: "null"} for argument in function.nullable)):
+            with subtests.test(f"{name} {nothing}"):
+                await serve_and_undo(substrate.daemon, call(name, {**function.good, **nothing}))
+
+
+@pytest.mark.once
+async def test_bad_calls_are_refused_and_change_nothing(
+    substrate: Substrate, subtests: pytest.Subtests
+) -> None:
+    """Each bad or missing argument has its SQLSTATE and a message, and every table stays as it was."""
+    before = await contents(substrate.superuser)
+    for name, function in FUNCTIONS.items():
+        nulls = [wrong("", **{each: "null"}) for each in function.good if each not in function.nullable]
+        for bad in (*function.bad, *nulls):
+            statement = call(name, {**function.good, **bad.arguments})
+            with subtests.test(f"{name} {bad.arguments}"[:200]):
+                error = await refusal(substrate.daemon, statement)
+                assert error is not None, f"not refused: {statement[:500]}"
+                assert error.sqlstate == bad.sqlstate, error.message
+                assert bad.message in str(error.message)
+    assert await contents(substrate.superuser) == before
+
+
+async def test_what_just_fits_is_accepted(substrate: Substrate) -> None:
+    """The longest texts, the largest numbers; and a failure is stored whatever it says."""
+    fits = {
+        "p_kind": "x" * 100,
+        "p_executor": "external_worker",
+        "p_source_ref": "x" * 2000,
+        "p_safe_payload": '{"a": "' + "x" * (16384 - 9) + '"}',
+        "p_priority": 32767,
+        "p_correlation_id": "x" * 255,
+        "p_actor": "ä" * 200,
+        "p_event_domain": "x" * 100,
+        "p_source_system": "x" * 200,
+    }
+    await substrate.enqueue("y" * 255, **fits)
+    lease = await substrate.claim(kind="x" * 100, executor="external_worker", holder="h" * 200, ttl=86400)
+    await substrate.progress(lease, "s" * 500)
+    assert (await substrate.fail(lease, "c" * 10_000, message="a\nb\x01" * 5000))["status"] == "retry_waiting"
+    row = await substrate.row(lease["job_id"])
+    assert (len(row["last_error_code"]), len(row["last_error"])) == (100, 2000)

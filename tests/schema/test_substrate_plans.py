@@ -1,0 +1,224 @@
+"""What the substrate's functions touch beside a long history and a long queue, by the session's counters.
+
+As in test_plans.py; with statistics from before the backlog came, and with fresh ones.
+"""
+
+import os
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.database import Cluster, Database
+from tests.support.history import Touched, copy_database, table_names, vacuum, watch
+from tests.support.postgres import run_apart
+from tests.support.substrate import ACTOR, KIND, Answer, Status, Substrate
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
+
+# Few enough for every test run; `make history` takes a million that are over, and 100,000 that wait.
+FINISHED = int(os.environ.get("WEBHOOKD_TEST_HISTORY", "20000"))
+WAITING = max(20_000, FINISHED // 10)
+# A move of a job is a descent of the index that finds it, its row, and an entry in each of the indexes of
+# what is queued, held, over or listed. Measured: 41 to 53 blocks of job_queue, in a btree of three levels.
+BLOCKS_A_MOVE = 75
+# How many moves a call makes; to look for nothing is none, to count a hundred of each is no move but as much.
+MOVES = {"fail": 2, "bury": 2, "reap": 3, "requeue": 2, "sweep": 5, "health": 4}
+OURS = (
+    "ix_job_queue_claim_order",
+    "ix_job_queue_scheduled",
+    "ix_job_queue_lease_end",
+    "ix_job_queue_retry_due",
+    "ix_job_queue_deadline",
+    "ix_job_queue_retention",
+)
+GROWING_TABLES = ("job_queue", "job_command_run", "events", "job_event_queue", "event_routing_queue")
+
+FINISHED_JOBS = """
+    insert into webhookd.job_queue (
+        job_kind, event_domain, idempotency_key, executor, status, attempts, last_error_code, last_error_at,
+        process_after, enqueued_at, finished_at, enqueued_by, source_system, cleaned_from, cancel_reason)
+    select $1, 'general', 'past-' || i, 'DOT', s.status, 1, case when s.status = 'dead_letter' then 'X' end,
+           case when s.status = 'dead_letter' then s.at end, s.at, s.at, s.at, 'past', 'past',
+           case when s.status = 'cleaned' then 'succeeded' end,
+           case when s.status = 'cancelled' then 'past' end
+    from (select i, now() - interval '2 days' + i * interval '1 ms' as at,
+                 (array['cleaned', 'succeeded', 'cancelled', 'dead_letter'])[1 + i % 4] as status
+          from generate_series(1, $2::int) i) s
+"""
+# Half of it can be claimed; the other half is for next week, and of a higher priority.
+WAITING_JOBS = """
+    insert into webhookd.job_queue (
+        job_kind, event_domain, idempotency_key, executor, process_after, scheduled, priority, enqueued_by,
+        source_system)
+    select $1, 'general', 'waiting-' || i, 'DOT',
+           now() + case when i % 2 = 0 then interval '7 days' else '0' end, i % 2 = 0,
+           case when i % 2 = 0 then 9 else i % 3 end, 'past', 'past'
+    from generate_series(1, $2::int) i
+"""
+
+
+async def insert(superuser: "Connection", statement: str, number: int) -> None:
+    """Rows that are born old: without triggers and foreign keys."""
+    async with superuser.transaction():
+        await superuser.execute("set local session_replication_role = replica")
+        await superuser.execute(statement, KIND, number)
+
+
+async def write_history(superuser: "Connection") -> None:
+    """Finished jobs, with statistics of now; autovacuum, which would make others, is off."""
+    for table in await table_names(superuser):
+        await superuser.execute(f"alter table webhookd.{table} set (autovacuum_enabled = false)")
+    await insert(superuser, FINISHED_JOBS, FINISHED)
+    await vacuum(superuser)
+
+
+class Calls:
+    """One session, which makes every call, and keeps what each touched."""
+
+    def __init__(self, substrate: Substrate) -> None:
+        self.substrate = substrate
+        self.touched: dict[str, Touched] = {}
+
+    async def watch(self, name: str, function: str, **arguments: object) -> Answer:
+        """A call, watched."""
+
+        async def call(_: "Connection") -> Answer:
+            return await self.substrate.call(function, **arguments)
+
+        answer, self.touched[name] = await watch(self.substrate.daemon, call)
+        return answer
+
+    async def claim(self, name: str = "claim", kind: str = KIND) -> Answer:
+        """The next job's lease."""
+        return await self.watch(
+            name,
+            "fn_job_claim",
+            p_kind=kind,
+            p_executor="DOT",
+            p_lease_name="lease",
+            p_lease_holder="me",
+            p_lease_ttl_seconds=60,
+        )
+
+    async def report(self, name: str, function: str, lease: Answer, **arguments: object) -> None:
+        """A word of the holder's, which is accepted."""
+        named = {"p_job_id": lease["job_id"], "p_lease_token": lease["lease_token"], "p_actor": ACTOR}
+        assert (await self.watch(name, function, **named, **arguments))["refused"] is False
+
+    async def go(self) -> dict[str, Touched]:
+        """Every call once, the plans settled by a round before."""
+        substrate = self.substrate
+        for round_number in range(2):
+            await self.watch(
+                "enqueue",
+                "fn_job_enqueue",
+                p_kind=KIND,
+                p_idempotency_key=f"new-{round_number}",
+                p_executor="DOT",
+                p_actor=ACTOR,
+            )
+            leases = [await self.claim() for _ in range(4)]
+            assert [lease["priority"] for lease in leases] == [2] * 4
+            assert (await self.claim("claim, nothing", "unknown"))["reason"] == "nothing_to_claim"
+            await self.report("progress", "fn_job_progress", leases[0], p_status_signal_only="half")
+            await self.report("succeed", "fn_job_succeed", leases[0], p_result_ref="r")
+            failure = {"p_error_code": "X", "p_error_message": "x"}
+            await self.report("fail", "fn_job_fail_transient", leases[1], **failure)
+            await self.report("bury", "fn_job_fail_permanent", leases[2], **failure)
+            await substrate.expire(leases[3]["job_id"])
+            await substrate.let_retries_fall_due()
+            late = await substrate.job_in(Status.QUEUED)
+            await substrate.let_deadline_pass(late)
+            done = await self.watch("reap", "fn_job_lease_reaper")
+            assert (done["recovered"], done["promoted"], done["cancelled"]) == (1, 1, 1)
+            await self.watch("requeue", "fn_job_requeue", p_job_id=leases[2]["job_id"], p_actor=ACTOR)
+            await self.watch("sweep", "fn_job_cleanup_sweep", p_batch_size=5)
+            await substrate.daemon.execute("select webhookd.publish('a.b', '{}')")
+            assert (await self.watch("spawn", "fn_job_spawn_from_events"))["jobs"] == 1
+            await self.watch("health", "fn_job_queue_health", p_counted_up_to=100)
+        return self.touched
+
+
+class Laboratory:
+    """What the calls touch, with either statistics."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._observed: Future[dict[str, dict[str, Touched]]] = Future()
+
+    def touched(self) -> dict[str, dict[str, Touched]]:
+        """By statistics and call; observed once, also when it fails."""
+        if not self._observed.done():
+            try:
+                self._observed.set_result(run_apart(self._observe()))
+            except Exception as error:
+                self._observed.set_exception(error)
+        return self._observed.result()
+
+    async def _observe(self) -> dict[str, dict[str, Touched]]:
+        database = await self._cluster.create_database(migrated=True)
+        superuser = await database.connect("superuser")
+        await write_history(superuser)
+        await insert(superuser, WAITING_JOBS, WAITING)
+        await database.close()
+        known, without = await copy_database(database), await copy_database(database)
+        await vacuum(await known.connect("superuser"))
+        for index in OURS:
+            await (await without.connect("superuser")).execute(f"drop index webhookd.{index}")
+        try:
+            return {
+                "stale": await self._calls(database),
+                "fresh": await self._calls(known),
+                "without": await self._calls(without),
+            }
+        finally:
+            for each in (database, known, without):
+                await self._cluster.drop_database(each)
+
+    async def _calls(self, database: Database) -> dict[str, Touched]:
+        substrate = await Substrate.open(database)
+        await substrate.call(
+            "fn_job_register_event", p_event_type="a.b", p_kind="spawned", p_executor="DOT", p_actor=ACTOR
+        )
+        await substrate.configure(KIND, retention_seconds=0, base_delay_seconds=1)
+        return await Calls(substrate).go()
+
+
+@pytest.fixture(scope="session")
+def laboratory(cluster: Cluster) -> Laboratory:
+    """One for each server: the history takes seconds to write."""
+    return Laboratory(cluster)
+
+
+def test_no_call_scans_what_grows(laboratory: Laboratory) -> None:
+    """Whatever the planner knew, nothing that grows is read from end to end."""
+    scanned = {
+        (statistics, call, table)
+        for statistics in ("stale", "fresh")
+        for call, touched in laboratory.touched()[statistics].items()
+        for table in GROWING_TABLES
+        if touched.scans[table]
+    }
+    assert scanned == set()
+
+
+def dear(calls: dict[str, Touched]) -> dict[str, int]:
+    """The calls that touched more of the queue than their moves explain."""
+    return {
+        call: touched.blocks["job_queue"]
+        for call, touched in calls.items()
+        if touched.blocks["job_queue"] > BLOCKS_A_MOVE * MOVES.get(call, 1)
+    }
+
+
+@pytest.mark.parametrize("statistics", ["stale", "fresh"])
+def test_every_call_touches_a_handful_of_pages(laboratory: Laboratory, statistics: str) -> None:
+    """Beside all that is over, what can be claimed, and as much scheduled for later in front of it."""
+    assert dear(laboratory.touched()[statistics]) == {}
+
+
+def test_without_our_indexes_the_claim_and_the_upkeep_read_the_queue(laboratory: Laboratory) -> None:
+    """The bound above is one that DP2's own indexes do not keep."""
+    assert set(dear(laboratory.touched()["without"])) >= {"claim", "reap", "sweep"}

@@ -1,0 +1,194 @@
+"""DP2's self-test (§12), point by point, against the database and the files that make it."""
+
+import re
+from typing import TYPE_CHECKING
+
+from tests.support.substrate import ACTOR, KIND, Status, Substrate
+from webhookd.store.schema_files import shipped
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.support.database import Database
+
+FORBIDDEN_KEYS = [
+    "body",
+    "content",
+    "raw",
+    "vector",
+    "embedding",
+    "secret",
+    "token",
+    "password",
+    "ssn",
+    "personal_data",
+]
+EXECUTORS = ["DOT", "Agent", "Hermes", "Codex", "PG_worker", "external_worker", "future_Kestra_adapter"]
+# §3.2 and §5, as DP2 has them; its event_outbox is our events, whose ids are bigints.
+COLUMNS = """
+job_id uuid not null default gen_random_uuid()
+job_kind text not null
+event_domain text not null
+idempotency_key text not null
+source_ref text
+target_ref text
+payload_ref text
+safe_payload jsonb not null default '{}'::jsonb
+payload_classification text not null default 'safe_metadata'::text
+executor text not null
+status text not null default 'queued'::text
+attempts integer not null default 0
+last_error text
+last_error_at timestamp with time zone
+lease_name text
+lease_holder text
+lease_token uuid
+leased_until timestamp with time zone
+process_after timestamp with time zone not null default now()
+deadline_at timestamp with time zone
+priority smallint not null default 0
+correlation_id text
+causation_event_id bigint
+parent_job_id uuid
+workflow_id uuid
+enqueued_by text not null
+enqueued_at timestamp with time zone not null default now()
+started_at timestamp with time zone
+finished_at timestamp with time zone
+source_system text not null
+"""
+WORKFLOW_COLUMNS = """
+workflow_id uuid not null default gen_random_uuid()
+workflow_kind text not null
+generator text not null
+status text not null default 'active'::text
+correlation_id text
+enqueued_by text not null
+enqueued_at timestamp with time zone not null default now()
+finished_at timestamp with time zone
+"""
+INDEXES = {
+    "ux_job_queue_kind_idempotency_key": "UNIQUE (job_kind, idempotency_key)",
+    "ix_job_queue_claimable": "(job_kind, process_after, priority DESC, enqueued_at)"
+    " WHERE (status = 'queued'::text)",
+    "ix_job_queue_lease_active": "(lease_name, leased_until)"
+    " WHERE (status = ANY (ARRAY['leased'::text, 'in_progress'::text]))",
+    "ix_job_queue_dead_letter": "(job_kind, last_error_at DESC) WHERE (status = 'dead_letter'::text)",
+    "ix_job_queue_workflow_id": "(workflow_id)",
+    "ix_job_queue_correlation_id": "(correlation_id)",
+}
+REFERENCES = {
+    "FOREIGN KEY (causation_event_id) REFERENCES webhookd.events(id)",
+    "FOREIGN KEY (parent_job_id) REFERENCES webhookd.job_queue(job_id)",
+    "FOREIGN KEY (workflow_id) REFERENCES webhookd.job_workflow(workflow_id)",
+}
+LEASE_COLUMNS = {"lease_name", "lease_holder", "lease_token", "leased_until"}
+
+
+def listed(text: str) -> list[str]:
+    """The quoted words of a CHECK."""
+    return re.findall(r"'([^']+)'::text", text)
+
+
+async def columns(substrate: Substrate, table: str) -> list[str]:
+    """The columns of a table, in order, in words."""
+    rows = await substrate.superuser.fetch(
+        """
+        select concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod),
+                         case when a.attnotnull then 'not null' end,
+                         'default ' || pg_get_expr(d.adbin, d.adrelid)) as words
+        from pg_attribute a left join pg_attrdef d on (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
+        where a.attrelid = $1::text::regclass and a.attnum > 0 and not a.attisdropped order by a.attnum
+        """,
+        f"webhookd.{table}",
+    )
+    return [row["words"] for row in rows]
+
+
+async def test_dp2_self_test(database: "Database", subtests: "pytest.Subtests") -> None:
+    """Every point that a database can show; those about the document itself have nothing to be shown."""
+    substrate = await Substrate.open(database, enabled=False)
+    superuser = substrate.superuser
+    checks = {
+        row["conname"]: row["definition"]
+        for row in await superuser.fetch(
+            "select conname, pg_get_constraintdef(oid) as definition from pg_constraint "
+            "where conrelid = 'webhookd.job_queue'::regclass"
+        )
+    }
+
+    with subtests.test("the tables have the design's columns, in its order, before any of ours"):
+        given = COLUMNS.strip().splitlines()
+        assert (await columns(substrate, "job_queue"))[: len(given)] == given
+        given = WORKFLOW_COLUMNS.strip().splitlines()
+        assert (await columns(substrate, "job_workflow"))[: len(given)] == given
+        assert set(checks.values()) >= REFERENCES
+
+    with subtests.test("its indexes are there by name, columns and predicate"):
+        made = {
+            row["indexname"]: row["indexdef"]
+            for row in await superuser.fetch("select * from pg_indexes where tablename = 'job_queue'")
+        }
+        for name, definition in INDEXES.items():
+            unique, shape = ("UNIQUE ", definition[7:]) if "UNIQUE" in definition else ("", definition)
+            assert made[name] == (f"CREATE {unique}INDEX {name} ON webhookd.job_queue USING btree {shape}"), (
+                name
+            )
+
+    with subtests.test("defines_status_lifecycle_compatible_with_§6_7"):
+        assert listed(checks["job_queue_status_check"]) == [status.value for status in Status]
+
+    with subtests.test("defines_dot_config_disable_flag; rollback_concept"):
+        assert await substrate.try_enqueue() == {"refused": True, "reason": "job_substrate_disabled"}
+        assert (await substrate.sweep())["cleaned"] == 0
+        await substrate.call("fn_job_enable", p_enabled=True, p_actor=ACTOR)
+
+    with subtests.test("defines_idempotency_key"):
+        assert await substrate.enqueue("once") == (await substrate.try_enqueue("once"))["job_id"]
+
+    with subtests.test("defines_lease"):
+        lease = await substrate.claim()
+        assert set(lease) >= LEASE_COLUMNS
+        assert {column for column in LEASE_COLUMNS if lease[column] is None} == set()
+
+    with subtests.test("defines_retry_dlq"):
+        assert (await substrate.fail(lease))["status"] == "retry_waiting"
+        await substrate.configure(KIND, max_attempts=2)
+        await substrate.let_retries_fall_due()
+        await substrate.reap()
+        assert (await substrate.fail(await substrate.claim()))["status"] == "dead_letter"
+
+    with subtests.test("defines_observability_view"):
+        for view in ("v_job_queue_backlog", "v_job_queue_in_progress", "v_job_queue_dead_letter_open"):
+            await substrate.daemon.fetch(f"select * from webhookd.{view}")
+        health = await substrate.call("fn_job_queue_health")
+        assert set(health) >= {
+            "backlog",
+            "in_progress",
+            "dead_letter_open",
+            "oldest_queued_age_s",
+            "lease_active",
+        }
+
+    with subtests.test("defines_executor_set_compatible_with_§11_5"):
+        assert listed(checks["job_queue_executor_check"]) == EXECUTORS
+
+    migration = next(each for each in shipped().migrations if each.name == "0004_job_substrate")
+    with subtests.test("no_vector_in_transient; signal_not_data"):
+        verbatim = (
+            "CHECK (NOT safe_payload ?| ARRAY['body','content','raw','vector','embedding','secret','token',"
+            "'password','ssn','personal_data'])"
+        )
+        assert verbatim in migration.text
+        assert listed(checks["job_queue_safe_payload_check"]) == FORBIDDEN_KEYS
+
+    with subtests.test("pg_sot: each state is PostgreSQL's, and only functions may change it"):
+        for login in ("daemon", "application", "reader"):
+            connection = await database.connect(login)
+            for privilege in ("insert", "update", "delete", "truncate"):
+                assert not await connection.fetchval(
+                    "select has_table_privilege('webhookd.job_queue', $1)", privilege
+                )
+
+    with subtests.test("no_pg_cron_dependency_phase_1; no_pg_18_dependency"):
+        assert await superuser.fetch("select from pg_extension where extname <> 'plpgsql'") == []

@@ -1,0 +1,294 @@
+"""The nine states, as triggers and constraints keep them: a superuser asks, so no right decides."""
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from tests.support.catalog import columns, refusal, undone, update
+from tests.support.substrate import KIND, Status, Substrate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.support.database import Connection, Database
+
+WORK = "webhookd.job_queue"
+LEASE = {
+    "lease_name": "'lease'",
+    "lease_holder": "'holder'",
+    "lease_token": "gen_random_uuid()",
+    "leased_until": "now() + interval '1 minute'",
+    "lease_ttl_seconds": "60",
+}
+FAILURE = {
+    "attempts": "attempts + 1",
+    "leased_until": "null",
+    "last_error_code": "'BROKEN'",
+    "last_error_at": "now()",
+}
+SUCCESS = {"attempts": "attempts + 1", "leased_until": "null", "finished_at": "now()"}
+RECOVERY = {"lease_recoveries": "lease_recoveries + 1", "lease_token": "null", "leased_until": "null"}
+CANCELLING = {"cancel_reason": "'not wanted'", "finished_at": "now()"}
+CLEANING = {"cleaned_from": "status", "safe_payload": "'{}'"}
+
+QUEUED, LEASED, IN_PROGRESS, SUCCEEDED, FAILED, RETRY_WAITING, DEAD_LETTER, CANCELLED, CLEANED = Status
+
+# Every edge, with what it changes beside the status.
+EDGES: "dict[tuple[Status, Status], Mapping[str, str]]" = {
+    (QUEUED, LEASED): LEASE,
+    (QUEUED, CANCELLED): CANCELLING,
+    (LEASED, IN_PROGRESS): {"started_at": "now()"},
+    (LEASED, SUCCEEDED): SUCCESS,
+    (LEASED, FAILED): FAILURE,
+    (LEASED, QUEUED): RECOVERY,
+    (IN_PROGRESS, SUCCEEDED): SUCCESS,
+    (IN_PROGRESS, FAILED): FAILURE,
+    (IN_PROGRESS, QUEUED): RECOVERY,
+    (FAILED, RETRY_WAITING): {"process_after": "process_after + interval '30 s'", "lease_recoveries": "0"},
+    (FAILED, DEAD_LETTER): {"finished_at": "now()"},
+    (RETRY_WAITING, QUEUED): {},
+    (RETRY_WAITING, CANCELLED): CANCELLING,
+    (DEAD_LETTER, CANCELLED): CANCELLING,
+    (SUCCEEDED, CLEANED): CLEANING,
+    (CANCELLED, CLEANED): CLEANING,
+}
+# No edges: a time moved by an operator, and a lease renewed.
+STAYS: "dict[tuple[Status, Status], Mapping[str, str]]" = {
+    (QUEUED, QUEUED): {"process_after": "now() + interval '1 hour'", "scheduled": "true"},
+    (LEASED, LEASED): {"leased_until": "leased_until + interval '1 minute'"},
+    (IN_PROGRESS, IN_PROGRESS): {
+        "leased_until": "leased_until + interval '1 minute'",
+        "status_signal": "'half'",
+    },
+    (RETRY_WAITING, RETRY_WAITING): {"process_after": "now()"},
+}
+LEGAL = EDGES | STAYS
+
+# One wrong companion of an otherwise right change.
+WRONG: list[tuple[Status, Status, str, str, str]] = [
+    (QUEUED, LEASED, "attempts", "attempts + 1", "WH411"),
+    (QUEUED, LEASED, "lease_token", "null", "WH411"),
+    (QUEUED, LEASED, "lease_holder", "null", "leased_has_lease"),
+    (QUEUED, LEASED, "leased_until", "null", "leased_has_lease"),
+    (QUEUED, LEASED, "process_after", "now() + interval '1 day'", "WH411"),
+    (QUEUED, LEASED, "lease_recoveries", "7", "WH411"),
+    (QUEUED, LEASED, "result_ref", "'made up'", "WH411"),
+    (QUEUED, LEASED, "safe_payload", """'{"a": 1}'""", "WH411"),
+    (QUEUED, CANCELLED, "cancel_reason", "null", "cancelled_has_reason"),
+    (QUEUED, CANCELLED, "finished_at", "null", "finished_when_over"),
+    (QUEUED, CANCELLED, "attempts", "attempts + 1", "WH411"),
+    (LEASED, IN_PROGRESS, "started_at", "null", "WH411"),
+    (LEASED, IN_PROGRESS, "lease_token", "gen_random_uuid()", "WH411"),
+    (LEASED, IN_PROGRESS, "lease_holder", "'another'", "WH411"),
+    (LEASED, IN_PROGRESS, "attempts", "attempts + 1", "WH411"),
+    (LEASED, LEASED, "lease_token", "gen_random_uuid()", "WH411"),
+    (IN_PROGRESS, IN_PROGRESS, "lease_token", "gen_random_uuid()", "WH411"),
+    (IN_PROGRESS, IN_PROGRESS, "started_at", "now() + interval '1 s'", "WH411"),
+    (IN_PROGRESS, SUCCEEDED, "attempts", "attempts", "WH411"),
+    (IN_PROGRESS, SUCCEEDED, "lease_token", "null", "WH411"),
+    (IN_PROGRESS, SUCCEEDED, "last_error_code", "'BROKEN'", "WH411"),
+    (IN_PROGRESS, SUCCEEDED, "leased_until", "now()", "leased_has_lease"),
+    (IN_PROGRESS, FAILED, "attempts", "attempts + 2", "WH411"),
+    (IN_PROGRESS, FAILED, "lease_token", "gen_random_uuid()", "WH411"),
+    (IN_PROGRESS, FAILED, "last_error_code", "null", "failed_has_error"),
+    (LEASED, QUEUED, "lease_recoveries", "lease_recoveries", "WH411"),
+    (LEASED, QUEUED, "lease_token", "lease_token", "WH411"),
+    (LEASED, QUEUED, "attempts", "attempts + 1", "WH411"),
+    (FAILED, RETRY_WAITING, "process_after", "process_after - interval '1 s'", "WH411"),
+    (FAILED, RETRY_WAITING, "attempts", "0", "WH411"),
+    (FAILED, RETRY_WAITING, "last_error_code", "'OTHER'", "WH411"),
+    (FAILED, DEAD_LETTER, "last_error_code", "null", "WH411"),
+    (FAILED, DEAD_LETTER, "finished_at", "null", "finished_when_over"),
+    (RETRY_WAITING, QUEUED, "attempts", "0", "WH411"),
+    (RETRY_WAITING, QUEUED, "process_after", "process_after + interval '1 s'", "WH411"),
+    (DEAD_LETTER, CANCELLED, "last_error_code", "'OTHER'", "WH411"),
+    (SUCCEEDED, CLEANED, "cleaned_from", "'cancelled'", "WH411"),
+    (SUCCEEDED, CLEANED, "cleaned_from", "null", "WH411"),
+    (SUCCEEDED, CLEANED, "safe_payload", """'{"a": 1}'""", "cleaned_says_from_what"),
+    (SUCCEEDED, CLEANED, "result_ref", "'another'", "WH411"),
+]
+
+IDENTITY = {
+    "job_id",
+    "job_kind",
+    "event_domain",
+    "idempotency_key",
+    "source_ref",
+    "target_ref",
+    "payload_ref",
+    "payload_classification",
+    "executor",
+    "deadline_at",
+    "priority",
+    "correlation_id",
+    "causation_event_id",
+    "parent_job_id",
+    "workflow_id",
+    "enqueued_by",
+    "enqueued_at",
+    "source_system",
+}
+BIRTH_MARKS = {
+    "status": "'leased'",
+    "attempts": "1",
+    "last_error": "'x'",
+    "last_error_at": "now()",
+    "last_error_code": "'X'",
+    "lease_name": "'x'",
+    "lease_holder": "'x'",
+    "lease_token": "gen_random_uuid()",
+    "leased_until": "now()",
+    "lease_ttl_seconds": "1",
+    "lease_recoveries": "1",
+    "started_at": "now()",
+    "finished_at": "now()",
+    "result_ref": "'x'",
+    "status_signal": "'x'",
+    "cancel_reason": "'x'",
+    "cleaned_from": "'succeeded'",
+}
+FREE_AT_BIRTH = {"safe_payload", "process_after", "scheduled"}
+
+
+class Jobs:
+    """A job in each of the nine states, to be tried on and left as it was."""
+
+    def __init__(self, superuser: "Connection", ids: dict[Status, str]) -> None:
+        self.superuser = superuser
+        self.ids = ids
+
+    async def refusal(self, before: Status, after: Status, companions: "Mapping[str, str]") -> str | None:
+        """How an UPDATE from one state towards another is refused; None where it is served."""
+        statement = update(WORK, {"status": f"'{after}'"} | dict(companions), "job_id")
+        if before is not FAILED:
+            return await refusal(self.superuser, statement, self.ids[before])
+        async with undone(self.superuser):
+            # In a transaction, which is the only time it is in this state.
+            leased = self.ids[IN_PROGRESS]
+            await self.superuser.execute(update(WORK, {"status": "'failed'"} | FAILURE, "job_id"), leased)
+            return await refusal(self.superuser, statement, leased)
+
+
+@pytest.fixture
+async def substrate(database: "Database") -> Substrate:
+    """Give the functions, switched on."""
+    return await Substrate.open(database)
+
+
+@pytest.fixture
+async def jobs(substrate: Substrate) -> Jobs:
+    """Give one in each state but `failed`."""
+    ids = {status: await substrate.job_in(status) for status in Status if status is not FAILED}
+    return Jobs(substrate.superuser, ids)
+
+
+async def test_the_edges_are_these_and_no_others(jobs: Jobs) -> None:
+    """Each edge is served with its companions; no other pair of states is, whichever edge's go with it."""
+    for before, after in product(Status, repeat=2):
+        if (before, after) in LEGAL:
+            assert await jobs.refusal(before, after, LEGAL[before, after]) is None, (before, after)
+            continue
+        expected = "WH410" if before is CLEANED else "WH411"
+        for companions in LEGAL.values():
+            assert await jobs.refusal(before, after, companions) == expected, (before, after, companions)
+
+
+async def test_a_wrong_companion_spoils_an_edge(jobs: Jobs) -> None:
+    """One column that the edge does not change so, and it is refused."""
+    for before, after, column, expression, refused_by in WRONG:
+        companions = dict(LEGAL[before, after]) | {column: expression}
+        assert await jobs.refusal(before, after, companions) == refused_by, (before, after, column)
+
+
+async def test_what_work_is_about_never_changes(jobs: Jobs) -> None:
+    """No edge takes an identity column along; every column is on one side, here and in the trigger."""
+    known = {column.name: column for column in await columns(jobs.superuser, WORK)}
+    assert set(known) == IDENTITY | set(BIRTH_MARKS) | FREE_AT_BIRTH
+    for (before, after), right in LEGAL.items():
+        for name in IDENTITY:
+            wrong = dict(right) | {name: known[name].different}
+            assert await jobs.refusal(before, after, wrong) == "WH411", (before, after, name)
+
+
+async def test_what_is_over_does_not_change_but_by_its_edge(jobs: Jobs) -> None:
+    """Every single column of a job that is over is refused another value, and its own too."""
+    for status in (SUCCEEDED, DEAD_LETTER, CANCELLED, CLEANED):
+        expected = "WH410" if status is CLEANED else "WH411"
+        for column in await columns(jobs.superuser, WORK):
+            if column.name == "status":
+                continue
+            for value in (column.different, column.name):
+                assert await jobs.refusal(status, status, {column.name: value}) == expected, (status, column)
+
+
+async def test_work_is_born_queued_and_untried(substrate: Substrate) -> None:
+    """With another status, or any mark of a life before, it is refused; else it is served."""
+    birth = (
+        "insert into webhookd.job_queue (job_kind, event_domain, idempotency_key, executor, enqueued_by, "
+        "source_system{0}) values ('k', 'd', 'key', 'DOT', 'me', 'here'{1})"
+    )
+    assert await refusal(substrate.superuser, birth.format("", "")) is None
+    for column, value in BIRTH_MARKS.items():
+        statement = birth.format(f", {column}", f", {value}")
+        assert await refusal(substrate.superuser, statement) == "WH411", column
+
+
+async def test_nobody_is_left_failed(substrate: Substrate, jobs: Jobs) -> None:
+    """The UPDATE is served, its COMMIT is not; with the second edge in the same transaction it is."""
+    job_id = jobs.ids[LEASED]
+    with pytest.raises(asyncpg.PostgresError, match="neither to be retried nor a dead letter") as failed:
+        await jobs.superuser.execute(update(WORK, {"status": "'failed'"} | FAILURE, "job_id"), job_id)
+    assert failed.value.sqlstate == "WH411"
+    assert await substrate.status(job_id) is LEASED
+    async with jobs.superuser.transaction():
+        await jobs.superuser.execute(update(WORK, {"status": "'failed'"} | FAILURE, "job_id"), job_id)
+        dead = {"status": "'dead_letter'"} | dict(EDGES[FAILED, DEAD_LETTER])
+        await jobs.superuser.execute(update(WORK, dead, "job_id"), job_id)
+    assert await substrate.status(job_id) is DEAD_LETTER
+
+
+async def test_history_is_kept(jobs: Jobs) -> None:
+    """No job, workflow or setting is deleted; the ledger does not change at all."""
+    for statement in (
+        "delete from webhookd.job_queue",
+        "truncate webhookd.job_queue cascade",
+        "delete from webhookd.job_workflow",
+        "truncate webhookd.job_workflow cascade",
+        "delete from webhookd.settings",
+        "update webhookd.job_command_run set actor = 'another'",
+        "delete from webhookd.job_command_run",
+        "truncate webhookd.job_command_run",
+    ):
+        assert await refusal(jobs.superuser, statement) == "WH410", statement
+
+
+async def test_the_tables_refuse_what_dp2_forbids(substrate: Substrate) -> None:
+    """By CHECK, also to a superuser: unknown executors and MOT, payload keys, states, empty names."""
+    birth = (
+        "insert into webhookd.job_queue (job_kind, event_domain, idempotency_key, executor, enqueued_by, "
+        "source_system, safe_payload, payload_classification) values ('k', $1, 'key', $2, $3, $4, $5, $6)"
+    )
+    good = ["d", "DOT", "me", "here", "{}", "safe_metadata"]
+    assert await refusal(substrate.superuser, birth, *good) is None
+    forbidden = ("body", "content", "raw", "vector", "embedding", "secret", "token", "password", "ssn")
+    for place, value, constraint in [
+        (0, " ", "job_queue_event_domain_check"),
+        (1, "MOT", "job_queue_executor_check"),
+        (1, "Robot", "job_queue_executor_check"),
+        (2, " ", "job_queue_enqueued_by_check"),
+        (3, "", "job_queue_source_system_check"),
+        (4, "[]", "safe_payload_is_an_object"),
+        (4, '{"a": "' + "x" * 16384 + '"}', "safe_payload_bound"),
+        (5, "secret", "job_queue_payload_classification_check"),
+        *(
+            (4, f'{{"a": 1, "{key}": null}}', "job_queue_safe_payload_check")
+            for key in (*forbidden, "personal_data")
+        ),
+    ]:
+        wrong = [*good[:place], value, *good[place + 1 :]]
+        assert await refusal(substrate.superuser, birth, *wrong) == constraint, value
+    await substrate.enqueue("once")
+    again = birth.replace("'key'", "'once'").replace("'k'", f"'{KIND}'")
+    assert await refusal(substrate.superuser, again, *good) == "ux_job_queue_kind_idempotency_key"

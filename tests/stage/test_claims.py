@@ -1,0 +1,61 @@
+"""Who waits for a job at an instance: how many may, and what their waiting costs."""
+
+import asyncio
+
+import pytest
+
+from tests.stage.conftest import CountingPool, Parts
+from tests.support.database import Database
+from tests.support.substrate import Substrate
+from webhookd.api import job_claims
+from webhookd.api.database import Database as Asked
+from webhookd.api.job_claims import Claims
+from webhookd.api.problems import Problem
+from webhookd.config.settings import ServicesSettings, Settings
+from webhookd.model.states import Executor
+from webhookd.store import job_substrate
+from webhookd.store.bells import Work
+from webhookd.store.job_results import Claim
+
+NEVER_POLLS = Settings(services=ServicesSettings(poll_interval_seconds=3600))
+KIND = "report.build"
+
+
+async def waits(claims: Claims) -> job_claims.Claimed:
+    """One executor more, which stays."""
+    return await claims.claim(
+        KIND,
+        Executor.DOT,
+        lambda connection: job_substrate.claim(connection, KIND, Executor.DOT, KIND, "holder", 60),
+        3600,
+        lambda: False,
+    )
+
+
+@pytest.mark.once
+async def test_only_the_first_in_line_looks(
+    database: Database, counted: CountingPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait, a ring costs one look, and a job two; one too many is told so; the end tells all."""
+    substrate = await Substrate.open(database)
+    parts = Parts(counted, settings=NEVER_POLLS)
+    claims = Claims(Asked(counted), parts.bells, parts.metrics, parts.current)
+    monkeypatch.setattr(job_claims, "MAX_WAITING", 10)
+    waiting = [asyncio.create_task(waits(claims)) for _ in range(10)]
+    await counted.used(11)  # each for itself, and the first in line
+    with pytest.raises(Problem) as refused:
+        await waits(claims)
+    assert (refused.value.status, refused.value.code) == (503, "unavailable")
+    parts.bells.ring_here(Work.EVENTS)
+    await counted.used(13)
+    job_id = await substrate.enqueue()
+    parts.bells.ring_here(Work.EVENTS)
+    await counted.used(15)  # the one that gets it, and the next in line
+    [done], left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    claimed = done.result()
+    assert isinstance(claimed, Claim)
+    assert str(claimed.job_id) == str(job_id)
+    assert len(left) == 9
+    claims.close()
+    assert await asyncio.gather(*left) == [None] * 9
+    assert counted.uses == 15

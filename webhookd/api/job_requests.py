@@ -1,0 +1,169 @@
+"""What may be asked about jobs: as requests.py."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from webhookd.api.fields import CorrelationId, EventType, Id, IdempotencyKey, Time, Uuid
+from webhookd.api.job_fields import (
+    Attempts,
+    ByExecutor,
+    Domain,
+    ErrorText,
+    Jitter,
+    Kind,
+    LeaseSeconds,
+    LeaseToken,
+    Name,
+    NewSafePayload,
+    Priority,
+    Recoveries,
+    Ref,
+    Seconds,
+    Status,
+    WaitSeconds,
+    Words,
+)
+from webhookd.api.requests import DEFAULT_LIMIT, MAX_LIMIT, given
+from webhookd.store.job_reads import JobPage
+
+
+class NewJob(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs."""
+
+    kind: Kind
+    executor: ByExecutor
+    idempotency_key: (
+        Annotated[
+            IdempotencyKey,
+            Meta(description="there is one job for a kind and a key; here or as Idempotency-Key"),
+        ]
+        | None
+    ) = None
+    source_ref: Ref | None = None
+    target_ref: Ref | None = None
+    payload_ref: Ref | None = None
+    # By a function: a default of this type cannot be in a document.
+    safe_payload: NewSafePayload = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    priority: Priority = 0
+    process_after: Annotated[Time, Meta(description="not before; else now")] | None = None
+    deadline_at: Annotated[Time, Meta(description="what waits then is cancelled")] | None = None
+    correlation_id: CorrelationId | None = None
+    causation_event_id: Annotated[Id, Meta(description="the event that it follows from")] | None = None
+    event_domain: Domain = "general"
+    source_system: Name = "webhookd"
+    workflow_id: Uuid | None = None
+    parent_job_id: Uuid | None = None
+
+
+class ClaimJob(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs/claim."""
+
+    kind: Kind
+    executor: ByExecutor
+    lease_holder: Annotated[Name, Meta(description="who does it, for the record")]
+    lease_name: Annotated[Name, Meta(description="of the pool it works in; else the kind")] | None = None
+    lease_seconds: LeaseSeconds = 60.0
+    wait_seconds: WaitSeconds = 0.0
+
+
+class ReportProgress(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs/{id}/progress."""
+
+    lease_token: LeaseToken
+    status_signal: Annotated[Words, Meta(description="how it goes, in a few words")] | None = None
+
+
+class ReportSuccess(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs/{id}/succeed."""
+
+    lease_token: LeaseToken
+    result_ref: Ref | None = None
+
+
+class ReportFailure(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs/{id}/fail. What is longer than 100 and 2000 characters is cut."""
+
+    lease_token: LeaseToken
+    error_code: ErrorText | None = None
+    error_message: ErrorText | None = None
+    permanent: Annotated[bool, Meta(description="no further attempt can help")] = False
+
+
+class CancelJob(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs/{id}/cancel."""
+
+    reason: Annotated[Words, Meta(examples=["not wanted any more"])]
+
+
+class RequeueJob(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs/{id}/requeue."""
+
+    deadline_at: Annotated[Time, Meta(description="of the new job; else none")] | None = None
+
+
+class JobsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """GET /v1/jobs."""
+
+    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT, description="of a page")] = DEFAULT_LIMIT
+    cursor: Annotated[Uuid, Meta(description="next_cursor of the page before")] | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+    kind: Kind | UnsetType = UNSET
+
+    @property
+    def page(self) -> JobPage:
+        """One row more than asked for tells whether there is a next page."""
+        return JobPage(self.limit + 1, given(self.cursor))
+
+
+class NewWorkflow(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/job-workflows."""
+
+    workflow_kind: Kind
+    generator: Annotated[Name, Meta(examples=["MOT:template_1"], description="who makes its jobs")]
+    correlation_id: CorrelationId | None = None
+    workflow_id: (
+        Annotated[Uuid, Meta(description="the generator's own; asked again, it is the same")] | None
+    ) = None
+
+
+class PolicyChange(msgspec.Struct, forbid_unknown_fields=True):
+    """Numbers of the retry policy: what is there is changed."""
+
+    max_attempts: Attempts | UnsetType = UNSET
+    base_delay_seconds: Seconds | UnsetType = UNSET
+    max_delay_seconds: Seconds | UnsetType = UNSET
+    jitter: Jitter | UnsetType = UNSET
+    max_lease_recoveries: Recoveries | UnsetType = UNSET
+    retention_seconds: Seconds | UnsetType = UNSET
+
+
+class KindPolicyChange(msgspec.Struct, forbid_unknown_fields=True):
+    """The same for one kind; null is the number of all others again."""
+
+    job_kind: Kind
+    max_attempts: Attempts | UnsetType | None = UNSET
+    base_delay_seconds: Seconds | UnsetType | None = UNSET
+    max_delay_seconds: Seconds | UnsetType | None = UNSET
+    jitter: Jitter | UnsetType | None = UNSET
+    max_lease_recoveries: Recoveries | UnsetType | None = UNSET
+    retention_seconds: Seconds | UnsetType | None = UNSET
+
+
+class SubstrateChange(msgspec.Struct, forbid_unknown_fields=True):
+    """PATCH /v1/job-substrate: what is there is changed."""
+
+    enabled: bool | UnsetType = UNSET
+    policy: PolicyChange | UnsetType = UNSET
+    kind_policy: KindPolicyChange | UnsetType = UNSET
+
+
+class NewRegistration(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/job-registrations."""
+
+    event_type: EventType
+    job_kind: Kind
+    executor: ByExecutor
+    priority: Priority = 0
+    active: Annotated[bool, Meta(description="false: events of this type give no more such jobs")] = True

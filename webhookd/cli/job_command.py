@@ -1,0 +1,137 @@
+"""A command that does a job: a process in a group of its own, the job on its stdin, its end as a value.
+
+Its stdout is ours. Its stderr too, and the last of it is kept, for whoever asks why it failed.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Self
+
+RESULT_FILE = "WEBHOOKD_RESULT_FILE"
+# sysexits.h: the input was wrong, and will be the next time.
+EX_DATAERR = 65
+# From SIGTERM to SIGKILL, for a command whose job may be another's by now.
+KILL_AFTER_SECONDS = 2.0
+# For the rest of its stderr, which need not end with it.
+STDERR_TIMEOUT_SECONDS = 1.0
+# As much as the database keeps.
+MAX_MESSAGE_CHARACTERS = 2000
+MAX_REF_CHARACTERS = 2000
+_CHUNK_BYTES = 65_536
+
+
+class Success(NamedTuple):
+    """It ended with 0."""
+
+    result_ref: str | None
+
+
+class Failure(NamedTuple):
+    """It did not."""
+
+    error_code: str
+    error_message: str
+    permanent: bool = False
+
+
+class RunningCommand:
+    """One run. `async with` starts it, and leaves no process of its group behind if it is cut off."""
+
+    def __init__(self, words: Sequence[str], job: bytes, environment: Mapping[str, str]) -> None:
+        self._words = words
+        self._job = job
+        self._environment = dict(os.environ) | dict(environment)
+        self._folder = TemporaryDirectory(prefix="webhookd-job-")
+        self._result_file = Path(self._folder.name) / "result_ref"
+        self._said = bytearray()
+
+    async def __aenter__(self) -> Self:
+        # A pipe of our own, to close when it has ended: what it left running may keep its end open for ever.
+        readable, writable = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._words,
+                stdin=asyncio.subprocess.PIPE,
+                stderr=writable,
+                env=self._environment | {RESULT_FILE: str(self._result_file)},
+                # A Ctrl-C at the terminal is ours to hear; and what it starts is killed with it.
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(readable)
+            self._folder.cleanup()
+            raise
+        finally:
+            os.close(writable)
+        stderr = asyncio.StreamReader()
+        self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stderr), os.fdopen(readable, "rb", buffering=0)
+        )
+        self._talking = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen(stderr))]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._process.returncode is None:
+            await self.kill()
+        for task in self._talking:
+            task.cancel()
+        await asyncio.gather(*self._talking, return_exceptions=True)
+        self._pipe.close()
+        self._folder.cleanup()
+
+    async def ended(self) -> Success | Failure:
+        """When it has."""
+        exit_code = await self._process.wait()
+        await asyncio.wait(self._talking, timeout=STDERR_TIMEOUT_SECONDS)
+        if exit_code == 0:
+            return self._success()
+        code = f"SIGNAL_{-exit_code}" if exit_code < 0 else f"EXIT_{exit_code}"
+        return Failure(code, self._message(), permanent=exit_code == EX_DATAERR)
+
+    async def kill(self) -> None:
+        """End all of its group: first it is asked to. It may go, and what it started stay."""
+        for order in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, order)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(KILL_AFTER_SECONDS):
+                    await self._process.wait()
+
+    async def _tell(self) -> None:
+        stdin = self._process.stdin
+        if stdin is None:
+            return
+        with suppress(BrokenPipeError, ConnectionResetError):  # it need not read it
+            stdin.write(self._job + b"\n")
+            await stdin.drain()
+            stdin.close()
+
+    async def _listen(self, stderr: asyncio.StreamReader) -> None:
+        while said := await stderr.read(_CHUNK_BYTES):
+            sys.stderr.buffer.write(said)
+            sys.stderr.buffer.flush()
+            self._said += said
+            del self._said[: -4 * MAX_MESSAGE_CHARACTERS]
+
+    def _message(self) -> str:
+        text = self._said.decode("utf-8", "replace").replace("\0", "\ufffd").strip()
+        return text[-MAX_MESSAGE_CHARACTERS:]
+
+    def _success(self) -> Success | Failure:
+        """With what it wrote into the file, which must be a reference: one line, and not long."""
+        try:
+            text = self._result_file.read_bytes()[: 8 * MAX_REF_CHARACTERS].decode().strip()
+        except FileNotFoundError:
+            return Success(None)
+        except (OSError, UnicodeDecodeError) as error:
+            return Failure("RESULT_REF_INVALID", f"{RESULT_FILE}: {error}", permanent=True)
+        if len(text) > MAX_REF_CHARACTERS or not (text.isprintable() or not text):
+            words = f"{RESULT_FILE} must have one line of at most {MAX_REF_CHARACTERS} characters"
+            return Failure("RESULT_REF_INVALID", words, permanent=True)
+        return Success(text or None)

@@ -1,0 +1,183 @@
+"""`webhookd jobs status | enable | disable | configure | register`: the operator's part of the substrate."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+from rich.console import RenderableType
+
+from webhookd.cli import output
+from webhookd.cli.client import Client, asks_daemon
+from webhookd.cli.options import example, executor_option, json_option, priority_option
+from webhookd.cli.text import duration, escaped
+
+PATH = "/v1/job-substrate"
+DEFAULT = "default"
+_NUMBERS = ("max_attempts", "base_delay_seconds", "max_delay_seconds", "jitter", "max_lease_recoveries")
+
+
+@click.command("status", epilog=example("webhookd jobs status"))
+@json_option
+@asks_daemon
+def status(client: Client, *, as_json: bool) -> None:
+    """Show whether jobs are on, what waits, by what numbers, and which events give jobs."""
+    answer = client.get(PATH)
+    if as_json:
+        output.show_json(answer.body)
+    else:
+        output.show(*_screen(answer.value))
+
+
+@click.command("enable", epilog=example("webhookd jobs enable"))
+@json_option
+@asks_daemon
+def enable(client: Client, *, as_json: bool) -> None:
+    """Switch jobs on, for all instances and for executors that speak SQL."""
+    _switch(client, on=True, as_json=as_json)
+
+
+@click.command("disable", epilog=example("webhookd jobs disable"))
+@json_option
+@asks_daemon
+def disable(client: Client, *, as_json: bool) -> None:
+    """Switch jobs off: nothing is enqueued or claimed any more; what runs may end."""
+    _switch(client, on=False, as_json=as_json)
+
+
+def _number(text: str) -> float | str:
+    if text == DEFAULT:
+        return text
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{escaped(text)} is no number") from error
+    # What is whole must be whole in JSON too.
+    return int(value) if value.is_integer() else value
+
+
+@click.command(
+    "configure",
+    epilog=example(
+        "webhookd jobs configure --max-attempts 10 --retention-seconds 86400",
+        "webhookd jobs configure --kind report.send --max-attempts 1",
+        "webhookd jobs configure --kind report.send --max-attempts default",
+    ),
+)
+@click.option("--kind", help="For this kind alone; `default` as a number is that of all others again.")
+@click.option("--max-attempts", type=_number, metavar="N", help="Attempts in all, the first included.")
+@click.option("--base-delay-seconds", type=_number, metavar="S", help="After a failure, doubled each time.")
+@click.option("--max-delay-seconds", type=_number, metavar="S", help="The longest delay.")
+@click.option("--jitter", type=_number, metavar="PART", help="Up to this part of a delay is added.")
+@click.option(
+    "--max-lease-recoveries", type=_number, metavar="N", help="Leases lost before it counts as a failure."
+)
+@click.option("--retention-seconds", type=_number, metavar="S", help="How long an ended job is kept whole.")
+@json_option
+@asks_daemon
+def configure(client: Client, *, kind: str | None, as_json: bool, **numbers: float | str | None) -> None:
+    """Set numbers in the database, for all instances.
+
+    An instance whose configuration has a number in [jobs] writes that again when it starts.
+    """
+    given = {name: value for name, value in numbers.items() if value is not None}
+    if not given:
+        raise click.UsageError("give a number")
+    if kind is None and DEFAULT in given.values():
+        raise click.UsageError(f"{DEFAULT}: only a kind's own number has one")
+    change: dict[str, object] = {n: None if value == DEFAULT else value for n, value in given.items()}
+    asked = {"policy": change} if kind is None else {"kind_policy": change | {"job_kind": kind}}
+    answer = client.patch(PATH, asked)
+    if as_json:
+        output.show_json(answer.body)
+    else:
+        output.show(*_screen(answer.value))
+
+
+@click.command("register", epilog=example("webhookd jobs register order.created invoice.make --priority 5"))
+@click.argument("event_type")
+@click.argument("kind")
+@executor_option("Who shall do them.")
+@priority_option
+@click.option("--off", is_flag=True, help="No more, from now on.")
+@json_option
+@asks_daemon
+def register(
+    client: Client, *, event_type: str, kind: str, executor: str, priority: int, off: bool, as_json: bool
+) -> None:
+    """Let every event of EVENT_TYPE give one job of KIND, from now on."""
+    asked = {
+        "event_type": event_type,
+        "job_kind": kind,
+        "executor": executor,
+        "priority": priority,
+        "active": not off,
+    }
+    answer = client.post("/v1/job-registrations", asked)
+    if as_json:
+        output.show_json(answer.body)
+    else:
+        gives = "give no more" if off else "give"
+        click.echo(f"{escaped(event_type)} events {gives} {escaped(kind)} jobs for {executor}")
+
+
+COMMANDS = (status, enable, disable, configure, register)
+
+
+def _switch(client: Client, *, on: bool, as_json: bool) -> None:
+    answer = client.patch(PATH, {"enabled": on})
+    if as_json:
+        output.show_json(answer.body)
+    else:
+        click.echo(f"jobs are {'on' if answer.value['enabled'] else 'off'}")
+
+
+def _screen(substrate: Mapping[str, Any]) -> Iterator[RenderableType]:
+    queue, policy = substrate["queue"], substrate["policy"]
+    yield output.line(
+        "jobs are ", output.state("active", "on") if substrate["enabled"] else output.state("paused", "off")
+    )
+    age = queue["oldest_queued_age_s"]
+    oldest = "" if age is None else f", the oldest for {duration(max(0.0, age))}"
+    yield output.fields(
+        [
+            ("queued", f"{queue['backlog']}{oldest}"),
+            ("for later", str(queue["scheduled"])),
+            ("in progress", f"{queue['in_progress']}, {queue['lease_active']} with a lease that runs"),
+            ("to be retried", str(queue["retry_waiting"])),
+            ("dead letters", str(queue["dead_letter_open"])),
+            ("events waiting", str(queue["events_waiting"])),
+            ("retry", _retry(policy)),
+            ("kept for", duration(policy["retention_seconds"])),
+        ]
+    )
+    if substrate["kind_policies"]:
+        yield output.heading("Kinds with numbers of their own")
+        yield output.table(
+            ["kind", *(name.replace("_", " ") for name in _NUMBERS)],
+            [
+                (output.text(kind["job_kind"]), *(output.text(kind[name]) for name in _NUMBERS))
+                for kind in substrate["kind_policies"]
+            ],
+        )
+    if substrate["registrations"]:
+        yield output.heading("Events that give jobs")
+        yield output.table(
+            ["event type", "kind", "executor", "priority", "state"],
+            [
+                (
+                    output.text(one["event_type"]),
+                    output.text(one["job_kind"]),
+                    output.text(one["executor"]),
+                    str(one["priority"]),
+                    output.state("active" if one["active"] else "paused"),
+                )
+                for one in substrate["registrations"]
+            ],
+        )
+
+
+def _retry(policy: Mapping[str, Any]) -> str:
+    delays = (
+        f"{duration(policy['base_delay_seconds'])}, doubled up to {duration(policy['max_delay_seconds'])}"
+    )
+    return f"{policy['max_attempts']} attempts, delays of {delays}, jitter {policy['jitter']:g}"
