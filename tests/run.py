@@ -1,7 +1,7 @@
 """The one test command: `python3 tests/run.py [-- pytest arguments]`, with nothing but Python.
 
 Makes .venv-test from tests/requirements.lock, then runs ruff, mypy, the import contracts, and
-pytest for the oldest and for the newest PostgreSQL found, in two parts each. Exits 1 if any check failed.
+pytest for the oldest and for the newest PostgreSQL found, in parts. Exits 1 if any check failed.
 """
 
 import contextlib
@@ -28,8 +28,10 @@ OLDEST_POSTGRES = 15
 # pytest stops its servers in this time, or is killed.
 STOP_TIMEOUT_SECONDS = 30
 NO_TESTS_SELECTED = 5
-# The daemon's tests wait for processes half of their time: in that time the others run.
-PARTS = {"the daemon": "daemon", "all else": "not daemon"}
+# The daemon's tests wait for processes half of their time: in that time the others run. What is marked `once`
+# cannot differ by PostgreSQL, so that the first has a part more. The longest come first.
+PARTS = {"all else": "not daemon", "the daemon": "daemon and not once"}
+ONCE = {"once": "daemon and once"}
 # The pytests of two majors side by side; the checks that read the code are done before one notices.
 MAX_AT_ONCE = 4
 
@@ -209,13 +211,17 @@ def static_checks() -> list[Check]:
 
 def pytest_checks(majors: list[int], arguments: list[str]) -> list[Check]:
     """Return the pytests of each major: of the first they run everything, of the next what differs by it."""
-    return [
-        pytest_check(
-            major, part, marked if major == majors[0] else f"postgres and not once and {marked}", arguments
-        )
-        for major in majors
+    of_first = [
+        pytest_check(major, part, marked, arguments)
+        for major in majors[:1]
+        for part, marked in (PARTS | ONCE).items()
+    ]
+    of_others = [
+        pytest_check(major, part, f"postgres and not once and {marked}", arguments)
+        for major in majors[1:]
         for part, marked in PARTS.items()
     ]
+    return of_first + of_others
 
 
 def pytest_check(major: int, part: str, marked: str, arguments: list[str]) -> Check:

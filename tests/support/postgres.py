@@ -6,6 +6,8 @@ Takes an Installation or an address; hands on a Server, which starts, stops and 
 import asyncio
 import atexit
 import contextlib
+import os
+import re
 import secrets
 import shutil
 import signal
@@ -39,6 +41,11 @@ CONNECT_TIMEOUT_SECONDS = 10
 LOG_TAIL_LINES = 20
 # A free port is known before the server takes it; another process may be quicker.
 PORT_ATTEMPTS = 3
+
+# Where files are in memory alone, on Linux; and how much of it must be free.
+MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108
+MEMORY_INFO = Path("/proc/meminfo")
+ROOM_BYTES = 8 * 1024**3
 
 # Durability is off: a test's server never outlives its test run.
 SETTINGS = {
@@ -145,7 +152,7 @@ class LocalServer(Server):
         atexit.register(self.stop)
         try:
             self._account = server_account()
-            self._folder = make_folder(self._account)
+            self._folder = make_folder(self._account, in_memory=not self._durable and memory_has_room())
             self._installation = self._installation.runnable_by(self._account, self._folder / "installation")
             self._initialize(self._folder)
             self._launch(self._folder)
@@ -274,10 +281,27 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
             process.wait(STOP_TIMEOUT_SECONDS)
 
 
-def make_folder(account: Account | None) -> Path:
+def memory_has_room() -> bool:
+    """Whether a server's folder may be in memory, beside the three others of a run.
+
+    Each test has a copy of the template, which is 500 files: 35 ms there, and 60 to 370 ms on a disk.
+    """
+    try:
+        shared = os.statvfs(MEMORY_FOLDER)
+        available_kib = int(
+            re.findall(r"^MemAvailable: +(\d+) kB$", MEMORY_INFO.read_text(), re.MULTILINE)[0]
+        )
+    except (OSError, ValueError):  # another system
+        return False
+    # The server's programs may have to be copied there, for another account to run them.
+    is_executable = not shared.f_flag & os.ST_NOEXEC and os.access(MEMORY_FOLDER, os.W_OK | os.X_OK)
+    return is_executable and min(shared.f_bavail * shared.f_frsize, int(available_kib) * 1024) >= ROOM_BYTES
+
+
+def make_folder(account: Account | None, *, in_memory: bool = False) -> Path:
     """Make a folder for a server, short enough for a unix socket and owned by its account."""
     # Root's own TMPDIR may be closed to the account; /tmp is open to all.
-    parent = "/tmp" if account else None  # noqa: S108
+    parent = MEMORY_FOLDER if in_memory else "/tmp" if account else None  # noqa: S108
     folder = Path(tempfile.mkdtemp(prefix="webhookd-", dir=parent))
     give(folder, account)
     return folder
