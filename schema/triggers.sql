@@ -2,7 +2,7 @@
 -- Apart from the functions, because replacing a trigger locks its table against writers, and a function does not.
 --
 -- Conditions stand in the WHEN clauses: a legal change of a row costs no function call (measured: no time, 5 % more WAL at
--- most). What runs PL/pgSQL runs once a statement: an insert of events, jobs or dead letters; or it refuses.
+-- most). What runs PL/pgSQL runs once a statement: an insert of events, sagas, jobs or dead letters; or it refuses.
 
 -- events, dead letters: append only -----------------------------------------------------------------------------
 -- By triggers and not by taking rights from the owner, as whom foreign keys lock the rows they refer to.
@@ -36,6 +36,12 @@ create or replace trigger subscription_changed after update on webhookd.subscrip
 create or replace trigger saga_birth before insert on webhookd.webhook_delivery_sagas
     for each row when (new.status <> 'Pending' or new.attempt_count <> 0 or new.final_error_code is not null)
     execute function webhookd.refuse_transition('saga');
+
+create or replace trigger saga_of_event_and_subscription after insert on webhookd.webhook_delivery_sagas
+    referencing new table as new_sagas for each statement execute function webhookd.require_event_and_subscription();
+
+create or replace trigger saga_of_jobs after delete on webhookd.webhook_delivery_sagas
+    referencing old table as old_sagas for each statement execute function webhookd.refuse_jobs_left();
 
 create or replace trigger saga_frozen before update on webhookd.webhook_delivery_sagas
     for each row when (old.status in ('Completed', 'DeadLettered'))
@@ -189,7 +195,7 @@ create or replace trigger work_transition before update on webhookd.job_queue
                 (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.process_after, old.lease_name,
                  old.lease_holder, old.lease_token, old.lease_ttl_seconds, old.lease_recoveries, old.result_ref)
                 and (new.status = 'leased' or new.started_at is not null)
-                and (old.started_at is null or new.started_at = old.started_at)
+                and (old.started_at is null or new.started_at is not distinct from old.started_at)
             when old.status in ('leased','in_progress') and new.status = 'succeeded' then
                 (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.process_after, new.lease_name,
                  new.lease_holder, new.lease_token, new.lease_recoveries, new.status_signal)

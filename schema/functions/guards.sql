@@ -35,7 +35,7 @@ $$;
 -- ahead of the sequence would make the next publishers fail, and one out of range would stop routing for all.
 --
 -- The wake-up is throttled by session, because NOTIFY takes a cluster-wide lock at commit (19,000 single-row
--- commits a second became 3,700): who hears one looks again 50 ms later. Through a shared row it would
+-- commits a second became 3,700): who hears one goes on looking for 60 ms. Through a shared row it would
 -- serialise every application that publishes. A transaction that stays open after its session's last wake-up is
 -- found by polling. The mark is undone with its transaction, as is the NOTIFY. A session that uses PREPARE TRANSACTION,
 -- which PostgreSQL refuses after a NOTIFY, says SET webhookd.woken_at = 'infinity' and is found by polling.
@@ -47,6 +47,9 @@ declare
     woken_at constant double precision := case when woken_text ~ '^([0-9.]+|infinity)$' then woken_text else '-infinity' end;
     present constant double precision := extract(epoch from clock_timestamp());
 begin
+    if not exists (select from new_events) then  -- a statement that found only duplicates, say: nobody is woken for it
+        return null;
+    end if;
     if exists (select from new_events n
                where n.id not between 1 and (select q.last_value from events_id_seq q) or n.created_at <> now())
     then
@@ -82,6 +85,34 @@ end
 $$;
 
 -- sagas -----------------------------------------------------------------------------------------------------------
+
+-- What foreign keys would hold, at a look for a statement and not a lock for each row: a saga is of an event and of a
+-- subscription that are there, which never go (events are immutable, and a subscription's change log refers to it); and
+-- one that has jobs stays.
+create or replace function webhookd.require_event_and_subscription() returns trigger
+language plpgsql security definer
+-- By the primary keys, as a foreign key looks, also in a session that planned it when the tables were small.
+set search_path = pg_catalog, webhookd, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+begin
+    if exists (select from new_sagas n where not exists (select from events e where e.id = n.event_id))
+        or exists (select from (select distinct n.subscription_id from new_sagas n) n
+                   where not exists (select from subscriptions u where u.id = n.subscription_id))
+    then
+        raise exception using errcode = 'WH411', message = 'a saga is of an event and of a subscription that exist';
+    end if;
+    return null;
+end
+$$;
+
+create or replace function webhookd.refuse_jobs_left() returns trigger
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    if exists (select from old_sagas o join webhook_delivery_jobs j on j.saga_id = o.id) then
+        raise exception using errcode = 'WH411', message = 'a saga that has jobs cannot be deleted';
+    end if;
+    return null;
+end
+$$;
 
 -- A due time at or before an earlier attempt's would give the next job that attempt's key: it could never start.
 create or replace function webhookd.refuse_past_attempt() returns trigger

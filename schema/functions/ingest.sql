@@ -34,6 +34,15 @@ begin
     -- Ids are taken first, because RETURNING does not say which of the given rows it speaks of.
     new_ids := array(select nextval('events_id_seq') from generate_series(1, size));
 
+    if cardinality(array_remove(idempotency_keys, null)) = 0 then
+        -- No keys at all: an ON CONFLICT would write each row twice to the WAL, to be able to take it back.
+        insert into events (id, event_type, payload, correlation_id) overriding system value
+        select g.id, g.event_type, g.payload, g.correlation_id
+        from unnest(new_ids, event_types, payloads, correlation_ids) as g (id, event_type, payload, correlation_id);
+        return query select n.id, now(), false from unnest(new_ids) with ordinality as n (id, place) order by n.place;
+        return;
+    end if;
+
     -- In the order of the keys: two batches that share keys then wait for each other, and cannot deadlock.
     with given as (
         select * from unnest(new_ids, event_types, payloads, idempotency_keys, correlation_ids)

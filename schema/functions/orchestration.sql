@@ -140,12 +140,15 @@ begin
                     and s.next_attempt_at <= now() and s.next_attempt_at >= coalesce(w.saga_mark, '-infinity')
                 order by s.next_attempt_at, s.id limit w.room for update skip locked) s
         ), made as (
-            -- In turns, so that a claim, which goes by id, goes round the subscriptions too. The unique indexes are the
-            -- judges: a saga whose attempt has a job already is left where it is.
+            -- In turns, so that a claim, which goes by id, goes round the subscriptions too. A saga whose attempt has a job
+            -- already, which should not be, is left where it is and stops nobody else. Asked, and not left to ON CONFLICT,
+            -- which writes each row twice to the WAL: nobody else makes jobs while we have the turn.
             insert into webhook_delivery_jobs (saga_id, subscription_id, attempt_at)
-            select d.id, d.subscription_id, d.next_attempt_at from due d where d.attempt_count < d.attempt_limit
+            select d.id, d.subscription_id, d.next_attempt_at from due d
+            where d.attempt_count < d.attempt_limit and not exists (
+                select from webhook_delivery_jobs j
+                where j.saga_id = d.id and (j.finished_at is null or j.attempt_at = d.next_attempt_at))
             order by row_number() over (partition by d.subscription_id order by d.next_attempt_at, d.id), d.subscription_id
-            on conflict do nothing
             returning saga_id, subscription_id
         ), moved as (
             update webhook_delivery_sagas s set status = 'InProgress', updated_at = now()
@@ -303,12 +306,15 @@ begin
     select t.saga_id, t.subscription_id, t.event_id, t.job_id, t.status, t.attempt_count, t.next_attempt_at, t.error_code,
            null::bigint, case when t.error_code is not null then (select e.correlation_id::text from events e where e.id = t.event_id) end,
            null::text
-    from unnest(moved) t where t.saga_id <> all(dead_ids)
-    union all
-    select s.id, s.subscription_id, s.event_id, j.id, null, s.attempt_count, s.next_attempt_at, j.error_code::text, null, null,
-           format('its saga is %s, not InProgress', s.status)
-    from webhook_delivery_jobs j join webhook_delivery_sagas s on s.id = j.saga_id
-    where j.id = any(job_ids) and j.result_applied_at is null;
+    from unnest(moved) t where t.saga_id <> all(dead_ids);
+
+    if cardinality(moved) is distinct from cardinality(job_ids) then
+        return query
+        select s.id, s.subscription_id, s.event_id, j.id, null::saga_status, s.attempt_count, s.next_attempt_at,
+               j.error_code::text, null::bigint, null::text, format('its saga is %s, not InProgress', s.status)
+        from webhook_delivery_jobs j join webhook_delivery_sagas s on s.id = j.saga_id
+        where j.id = any(job_ids) and j.result_applied_at is null;
+    end if;
 end
 $$;
 

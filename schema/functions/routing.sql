@@ -32,15 +32,15 @@ begin
         left join subscriptions s on s.event_type = t.event_type and s.active and s.verified
         group by t.event_type
     ), taken as materialized (
-        select r.event_id
-        from (select t.event_id, f.sagas, sum(f.sagas) over (order by t.event_id) as running
+        select r.event_id, r.event_type
+        from (select t.event_id, t.event_type, f.sagas, sum(f.sagas) over (order by t.event_id) as running
               from typed t join fan_out f on f.event_type = t.event_type) r
         where r.running <= max_sagas or r.running = r.sagas
     ), routed as (
         insert into webhook_delivery_sagas (event_id, subscription_id)
-        select e.id, s.id
-        from taken t join events e on e.id = t.event_id
-        join subscriptions s on s.event_type = e.event_type and s.active and s.verified
+        select t.event_id, s.id
+        from taken t join subscriptions s on s.event_type = t.event_type and s.active and s.verified
+        order by t.event_id, s.id  -- sagas of one time are started in the order of their ids
         on conflict (event_id, subscription_id) where dead_letter_id is null do nothing
         returning subscription_id
     ), done as (

@@ -302,7 +302,7 @@ async def test_a_job_is_made_for_a_saga_in_progress(flow: "Flow") -> None:
         ("subscription_id", "$2::bigint + 1000", "WH411"),
         ("attempt_at", "next_attempt_at + $2::bigint * interval '1 us'", "WH411"),
         ("attempt_at", "next_attempt_at - $2::bigint * interval '1 us'", "WH411"),
-        ("saga_id", "id + 1000 * $2::bigint", "webhook_delivery_jobs_saga_id_fkey"),
+        ("saga_id", "id + 1000 * $2::bigint", "WH411"),
     ],
     ids=["another subscription", "no subscription", "too late", "too early", "no saga"],
 )

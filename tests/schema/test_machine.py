@@ -495,7 +495,7 @@ MISTAKES = [
     Weakened("publish_many", "where e.id <> g.id and", "where false and"),
     Weakened("route_events", "and s.active and s.verified", "and s.active"),
     Weakened("start_due_sagas", "- a.active", "- 0"),
-    Weakened("start_due_sagas", "where d.attempt_count < d.attempt_limit"),
+    Weakened("start_due_sagas", "d.attempt_count < d.attempt_limit and"),
     Weakened("start_due_sagas", "and u.active and u.verified"),
     Weakened("claim_jobs", "and u.active and u.verified"),
     Weakened("claim_jobs", "subscription_slots - coalesce(b.used, 0)", "1000"),

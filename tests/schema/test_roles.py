@@ -104,7 +104,9 @@ live_secrets              webhookd_owner        invoker
 enqueue_events            webhookd_owner        definer
 log_subscription          webhookd_owner        definer
 refuse_past_attempt       webhookd_owner        definer
+refuse_jobs_left          webhookd_owner        definer
 require_dead_letter       webhookd_owner        definer
+require_event_and_subscription webhookd_owner   definer
 require_saga_in_progress  webhookd_owner        definer
 require_true_snapshot     webhookd_owner        definer
 distrust_new_address      webhookd_owner        invoker

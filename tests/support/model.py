@@ -116,7 +116,7 @@ class World:
         ]
         used: dict[int, int] = {}
         taken = []
-        for job in pending[: 2 * wanted]:
+        for job in pending[:wanted]:
             subscription_id = job.saga.subscription.id
             used[subscription_id] = used.get(subscription_id, 0) + 1
             if used[subscription_id] <= slots:

@@ -47,7 +47,12 @@ _DELIVERIES = """
     from ({0}) g join webhookd.subscriptions s on s.id = g.subscription_id"""
 _SAGAS = "webhookd.webhook_delivery_sagas g"
 _SAGA = "select * from webhookd.webhook_delivery_sagas g where g.id = $1"
-_EVENT_SAGAS = "select * from (select * from webhookd.webhook_delivery_sagas g where {0} offset 0) g"
+_EVENT_SAGAS = """
+    select * from (
+        select * from webhookd.webhook_delivery_sagas g where {0} and g.dead_letter_id is null
+        union all
+        select * from webhookd.webhook_delivery_sagas g where {0} and g.dead_letter_id is not null
+        offset 0) g"""
 _MERGED = "select * from ({0}) g"
 
 # By uniq_job_saga_attempt.
@@ -148,7 +153,9 @@ async def deliveries(
 def _sagas_of_event(
     page: Page, event_id: int, status: SagaStatus | None, subscription_id: int | None, arguments: Arguments
 ) -> str:
-    """By idx_saga_event, all of them, and sorted: as many as the event's type has subscriptions.
+    """All of them, and sorted: as many as the event's type has subscriptions.
+
+    By uniq_saga_event_subscription those that were routed, by idx_saga_event those that were requeued.
 
     OFFSET 0 keeps the order out: else the planner might walk the primary key to have it.
     """

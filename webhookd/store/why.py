@@ -41,8 +41,8 @@ _JOINS = """
     left join webhookd.endpoint_health h on h.subscription_id = s.id"""
 
 # Each subscription of the type, and each that has a delivery though it is of another type now: with its
-# latest saga (idx_saga_event); where it has none, with what the change log (idx_subscription_change) says of
-# the time of routing, and of the time after.
+# latest saga (uniq_saga_event_subscription, or idx_saga_event where it was requeued); where it has none, with
+# what the change log (idx_subscription_change) says of the time of routing, and of the time after.
 _SHARES_OF = """
     select {facts},
         b.active as was_active, b.verified as was_verified,
@@ -50,12 +50,17 @@ _SHARES_OF = """
     from (
         (select s.id from webhookd.subscriptions s where s.event_type = $3 order by s.id limit $5)
         union
-        (select g.subscription_id from webhookd.webhook_delivery_sagas g where g.event_id = $1
-         order by g.subscription_id limit $5)
+        (select g.subscription_id from webhookd.webhook_delivery_sagas g
+         where g.event_id = $1 and g.dead_letter_id is null order by g.subscription_id limit $5)
         order by id limit $5) c
     join webhookd.subscriptions s on s.id = c.id
     left join lateral (
-        select * from webhookd.webhook_delivery_sagas g where g.event_id = $1 and g.subscription_id = s.id
+        select * from (
+            select * from webhookd.webhook_delivery_sagas g
+            where g.event_id = $1 and g.subscription_id = s.id and g.dead_letter_id is null
+            union all
+            select * from webhookd.webhook_delivery_sagas g
+            where g.event_id = $1 and g.subscription_id = s.id and g.dead_letter_id is not null) g
         order by g.id desc limit 1) g on true
     {joins}
     left join lateral (
