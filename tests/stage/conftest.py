@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.support.database import Database
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.config.settings import Settings
 from webhookd.observe.metrics import Metrics
 from webhookd.store.bells import Bells
@@ -58,9 +59,10 @@ class CountingPool(Pool):
 
     async def used(self, times: int) -> None:
         """Wait until it was used so often, and not more often."""
-        while self.uses < times:
-            self._used.clear()
-            await self._used.wait()
+        async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
+            while self.uses < times:
+                self._used.clear()
+                await self._used.wait()
         assert self.uses == times
 
     @contextlib.asynccontextmanager

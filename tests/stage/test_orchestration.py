@@ -1,4 +1,4 @@
-"""The orchestrator's loop: whom it finds when another process rings, and by which limit it sweeps."""
+"""The orchestrator's loops: whom they find when another process rings, and by which limit it sweeps."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,9 @@ from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.traffic import until_true
 from tests.support.waiting import until
 from webhookd.config.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
-from webhookd.orchestration.loop import Orchestrator
+from webhookd.orchestration.applying import Applier
+from webhookd.orchestration.starting import Starter
+from webhookd.orchestration.sweeping import Sweeper
 from webhookd.store import sagas, subscriptions
 from webhookd.store.bells import Work
 
@@ -19,9 +21,14 @@ STARTED = "select count(*) = $1 from webhookd.webhook_delivery_jobs"
 COMPLETED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
 
 
-def orchestrator_of(parts: Parts) -> Orchestrator:
-    """An orchestrator of this process."""
-    return Orchestrator(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
+def starter_of(parts: Parts) -> Starter:
+    """One of this process."""
+    return Starter(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
+
+
+def applier_of(parts: Parts) -> Applier:
+    """One of this process."""
+    return Applier(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
 
 
 @dataclass
@@ -49,7 +56,7 @@ async def test_sagas_of_another_process_are_looked_for(flow: Flow, parts: Parts)
     """Its ring does not say whose they are, and nothing here knows."""
     parts.settings = Settings(services=LONG)
     await flow.subscribe()
-    async with running(orchestrator_of(parts).run):
+    async with running(starter_of(parts).run):
         for count in (1, 2, 3):
             await flow.publish()
             await flow.route()
@@ -64,7 +71,7 @@ async def test_a_hint_does_not_hide_what_another_process_routed(
     parts.settings = Settings(services=LONG)
     ours, _ = await flow.subscribe("ours"), await flow.subscribe("theirs")
     looks = calls_of(monkeypatch, "due_subscriptions")
-    async with running(orchestrator_of(parts).run):
+    async with running(starter_of(parts).run):
         await until_true(lambda: looks.ended == 1)
         for count in (2, 4):
             await flow.publish("ours")
@@ -86,13 +93,29 @@ async def test_more_results_than_a_batch_are_applied_at_one_ring(
     await flow.route()
     await flow.start()
     leases = await flow.claim()
-    looks = calls_of(monkeypatch, "due_subscriptions")
-    async with running(orchestrator_of(parts).run):
+    looks = calls_of(monkeypatch, "apply_results")
+    async with running(applier_of(parts).run):
         await until_true(lambda: looks.ended == 1)
         for lease in leases:
             await flow.report(lease, 200)
         parts.bells.ring_here(Work.RESULTS)
         await until(flow.daemon, COMPLETED, len(leases))
+
+
+async def test_a_result_makes_room_for_the_next(flow: Flow, parts: Parts) -> None:
+    """A window of one: the starter hears of a result applied beside it, and no poll is waited for."""
+    parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(subscription_window=1))
+    await flow.subscribe()
+    await publish_many(flow, 3, [EVENT_TYPE])
+    await flow.route()
+    async with running(starter_of(parts).run), running(applier_of(parts).run):
+        for count in (1, 2, 3):
+            await until(flow.daemon, STARTED, count)
+            [lease] = await flow.claim()
+            await flow.report(lease, 200)
+            parts.hints.were_reported([lease.job_id])
+            parts.bells.ring(Work.RESULTS, hinted=True)
+        await until(flow.daemon, COMPLETED, 3)
 
 
 async def test_who_was_only_dead_lettered_has_its_next_turn(flow: Flow, parts: Parts) -> None:
@@ -108,7 +131,7 @@ async def test_who_was_only_dead_lettered_has_its_next_turn(flow: Flow, parts: P
     await subscriptions.update(flow.daemon, subscription_id, {"max_attempts": 1})
     await flow.publish()
     await flow.route()
-    async with running(orchestrator_of(parts).run):
+    async with running(starter_of(parts).run):
         await until(flow.daemon, "select count(*) = 20 from webhookd.dead_letters")
         await until(flow.daemon, STARTED, 21)
 
@@ -120,7 +143,7 @@ async def test_a_turn_that_was_lost_is_waited_for(
     parts.settings = Settings(services=LONG)
     subscription_id = await flow.subscribe()
     looks, starts = calls_of(monkeypatch, "due_subscriptions"), calls_of(monkeypatch, "start")
-    async with running(orchestrator_of(parts).run):
+    async with running(starter_of(parts).run):
         await until_true(lambda: looks.ended == 1)
         await flow.publish()
         await flow.route()
@@ -149,5 +172,4 @@ async def test_a_limit_put_back_ends_the_sweep(flow: Flow, parts: Parts) -> None
         retry = RetrySettings(max_attempts=next(limits, 5))
         return Settings(orchestration=OrchestrationSettings(batch_size=5), retry=retry)
 
-    orchestrator = Orchestrator(parts.pool, parts.bells, parts.hints, parts.metrics, current)
-    assert await orchestrator.sweep() == 5
+    assert await Sweeper(parts.pool, parts.metrics, current).sweep() == 5

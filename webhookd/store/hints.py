@@ -11,7 +11,7 @@ MAX_DUE = 100_000
 
 
 class Hints:
-    """Filled by routing and delivery, used up by orchestration."""
+    """Filled by routing, delivery and what applies results; used up by orchestration."""
 
     def __init__(self) -> None:
         self._reported: deque[int] = deque(maxlen=MAX_REPORTED)
@@ -30,7 +30,7 @@ class Hints:
         return [self._reported.popleft() for _ in range(min(most, len(self._reported)))]
 
     def have_due(self, subscription_ids: Iterable[int]) -> None:
-        """These subscriptions have new sagas, due now."""
+        """These subscriptions have new sagas, due now, or room for what was due."""
         for subscription_id in subscription_ids:
             if len(self._due) < MAX_DUE:
                 self._due[subscription_id] = None
