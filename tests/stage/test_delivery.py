@@ -1,5 +1,8 @@
 """The worker and its reporter, at the moments when the database fails them."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -58,6 +61,41 @@ async def test_leases_that_were_not_loaded_are_handed_back_by_the_drain(
         assert await flow.daemon.fetchval(LEASED) == 6
         await worker.drain(5)
         assert await flow.daemon.fetchval(LEASED) == 0
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailable("cut off"), ValueError("another version's row")])
+@pytest.mark.parametrize("loaded", [False, True], ids=["not loaded", "loaded, and not given back"])
+async def test_leases_are_loaded_again_and_sent_once(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch, error: Exception, loaded: bool
+) -> None:
+    """Whatever fails between claim and sending: each job is sent, none of them twice, and no slot is lost."""
+    await jobs_of(flow, 6)
+    load, failures = jobs.load, iter([error])
+
+    async def lost(*arguments: Any) -> list[jobs.Delivery]:
+        if not loaded and (failure := next(failures, None)):
+            raise failure
+        return await load(*arguments)
+
+    @contextlib.asynccontextmanager
+    async def kept() -> AsyncIterator[Any]:
+        async with pooled() as connection:
+            yield connection
+        if loaded and asyncio.current_task() in worker._loading and (failure := next(failures, None)):
+            raise failure
+
+    monkeypatch.setattr(jobs, "load", lost)
+    pooled = parts.pool.connection
+    monkeypatch.setattr(parts.pool, "connection", kept)
+    reporter = reporter_of(parts)
+    async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
+        worker = worker_of(parts, client, reporter)
+        async with running(worker.run), running(reporter.run):
+            await until(flow.daemon, f"select ({FAILED}) = 6")
+            await worker.drain(5)
+    assert next(failures, None) is None
+    assert parts.metrics.attempts.labels("ADDRESS_BLOCKED")._value.get() == 6
+    assert worker.in_flight == 0
 
 
 async def test_reports_outlive_a_failover(flow: Flow, parts: Parts, database: Database) -> None:

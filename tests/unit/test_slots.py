@@ -13,10 +13,16 @@ def claim(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int 
     while taken < room.wanted and any(left.values()):
         for one in wanting:
             if left[one] and taken < room.wanted:
-                slots.take(one, 1)
+                slots.take(one)
                 left[one] -= 1
                 taken += 1
     return taken
+
+
+def take(slots: Slots, subscription_id: int, size: int) -> None:
+    """One more, with its payload."""
+    slots.take(subscription_id)
+    slots.hold(subscription_id, size)
 
 
 def fill(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int = 64) -> None:
@@ -62,7 +68,7 @@ def test_a_single_slot_is_used() -> None:
     fill(slots, [1, 2], concurrency=1)
     assert in_flight(slots) == {1: 1}
     assert slots.room(1, 64).wanted == 0
-    slots.give_back(1, 1)
+    slots.give_back(1)
     fill(slots, [2], concurrency=1)
     assert in_flight(slots) == {2: 1}
 
@@ -70,10 +76,10 @@ def test_a_single_slot_is_used() -> None:
 def test_a_subscription_of_large_payloads_is_full_before_its_slots_are() -> None:
     """Others go on."""
     slots = Slots()
-    slots.take(1, MAX_HELD_BY_ONE - 1)
-    slots.take(2, 10)
+    take(slots, 1, MAX_HELD_BY_ONE - 1)
+    take(slots, 2, 10)
     assert slots.room(200, 64).busy == {1: 1, 2: 1}
-    slots.take(1, 1)
+    take(slots, 1, 1)
     assert slots.room(200, 64).busy == {1: 64, 2: 1}
     slots.give_back(1, 1)
     assert slots.room(200, 64).busy == {1: 1, 2: 1}
@@ -82,7 +88,7 @@ def test_a_subscription_of_large_payloads_is_full_before_its_slots_are() -> None
 def test_payloads_of_all_are_bounded_too() -> None:
     """However many slots are free."""
     slots = Slots()
-    slots.take(1, MAX_HELD)
+    take(slots, 1, MAX_HELD)
     assert slots.room(1000, 64).wanted == 0
     slots.give_back(1, MAX_HELD)
     assert slots.room(1000, 64).wanted == 750

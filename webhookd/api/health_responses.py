@@ -84,7 +84,7 @@ class InFlight(TypedDict):
     """Requests to endpoints under way in this instance."""
 
     requests: Annotated[int, Meta(ge=0, examples=[12])]
-    concurrency: Annotated[int, Meta(ge=1, examples=[200])]
+    concurrency: Annotated[int, Meta(ge=1, examples=[400])]
 
 
 class JobQueue(TypedDict):

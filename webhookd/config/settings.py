@@ -98,7 +98,7 @@ class OrchestrationSettings(msgspec.Struct, frozen=True, kw_only=True):
 class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests."""
 
-    concurrency: Count = 200
+    concurrency: Count = 400
     subscription_concurrency: Count = 64
     timeout_seconds: Seconds = 15.0
     lease_seconds: Seconds = 60.0

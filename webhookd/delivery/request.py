@@ -1,5 +1,6 @@
 """What is sent for a lease. Pure: lease, delivery and time in, headers and body out."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -22,11 +23,7 @@ def build_request(lease: Lease, delivery: Delivery, timestamp: int) -> Request:
     body = delivery.payload.encode()
     message_id = f"evt_{lease.event_id}"
     # A subscription's own headers first: none of them can take the place of ours.
-    headers = check_headers(msgspec.json.decode(delivery.headers, type=dict[str, str]))
-    if isinstance(headers, HeaderProblem):
-        # The API stores none such; but a row may come from elsewhere, and some of them frame the request.
-        raise ValueError(f"the subscription's headers cannot be sent: {headers.detail}")  # noqa: TRY004
-    headers |= {
+    headers = _own_headers(delivery.headers) | {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
         "webhook-signature": sign(delivery.secrets, message_id, timestamp, body),
@@ -36,3 +33,12 @@ def build_request(lease: Lease, delivery: Delivery, timestamp: int) -> Request:
     if delivery.correlation_id is not None:
         headers["webhook-correlation-id"] = delivery.correlation_id
     return Request(lease.callback_url, headers, body)
+
+
+@lru_cache(maxsize=1024)  # of few subscriptions at a time, and most have none
+def _own_headers(stored: str) -> dict[str, str]:
+    headers = check_headers(msgspec.json.decode(stored, type=dict[str, str]))
+    if isinstance(headers, HeaderProblem):
+        # The API stores none such; but a row may come from elsewhere, and some of them frame the request.
+        raise ValueError(f"the subscription's headers cannot be sent: {headers.detail}")  # noqa: TRY004
+    return headers

@@ -9,10 +9,10 @@ from typing import NamedTuple
 KEPT_PART = 4
 FEW_PART = 16
 
-# Payloads in memory, in characters: 200 slots of 8 MiB each would be too much.
+# Payloads in memory, in characters: 400 slots of 8 MiB each would be too much.
 MAX_HELD = 128 * 1024 * 1024
-# Of one subscription, so that large events to an endpoint that hangs do not take the place of all others. A
-# claim loads up to 32 MiB before this is looked at again.
+# Of one subscription, so that large events to an endpoint that hangs do not take the place of all others. Two
+# claims may load 32 MiB each before this is looked at again.
 MAX_HELD_BY_ONE = 32 * 1024 * 1024
 
 
@@ -22,6 +22,7 @@ class Room(NamedTuple):
     wanted: int
     limit_of_one: int
     busy: dict[int, int]
+    is_last: bool  # of the slots that are kept for those who have few
 
     @property
     def leaves_out(self) -> bool:
@@ -30,7 +31,7 @@ class Room(NamedTuple):
 
 
 class Slots:
-    """A request holds a slot, and its payload, from its claim to its end."""
+    """A request holds a slot from its claim to its end, and its payload from when it was loaded."""
 
     def __init__(self) -> None:
         self._busy: Counter[int] = Counter()
@@ -42,28 +43,33 @@ class Slots:
         """What may be begun now. A subscription that holds too much counts as full."""
         free = 0 if self._held_by_all >= MAX_HELD else max(0, concurrency - self.in_flight)
         kept = concurrency // KEPT_PART
-        if free > kept:
-            wanted, limit_of_one = free - kept, subscription_concurrency
-        else:
+        is_last = free <= kept
+        if is_last:
             wanted, limit_of_one = free, max(1, subscription_concurrency // FEW_PART)
+        else:
+            wanted, limit_of_one = free - kept, subscription_concurrency
         busy = {
             subscription_id: count if self._held[subscription_id] < MAX_HELD_BY_ONE else limit_of_one
             for subscription_id, count in self._busy.items()
         }
-        return Room(wanted, limit_of_one, busy)
+        return Room(wanted, limit_of_one, busy, is_last)
 
-    def take(self, subscription_id: int, size: int) -> None:
+    def take(self, subscription_id: int) -> None:
         """One more of this subscription."""
         self._busy[subscription_id] += 1
-        self._held[subscription_id] += size
-        self._held_by_all += size
         self.in_flight += 1
 
-    def give_back(self, subscription_id: int, size: int) -> None:
+    def hold(self, subscription_id: int, size: int) -> None:
+        """Its payload has come."""
+        self._held[subscription_id] += size
+        self._held_by_all += size
+
+    def give_back(self, subscription_id: int, size: int = 0) -> None:
         """One less; a subscription without any is forgotten, so that memory follows what is under way."""
         self._busy[subscription_id] -= 1
         self._held[subscription_id] -= size
         self._held_by_all -= size
         self.in_flight -= 1
         if not self._busy[subscription_id]:
-            del self._busy[subscription_id], self._held[subscription_id]
+            del self._busy[subscription_id]
+            self._held.pop(subscription_id, None)

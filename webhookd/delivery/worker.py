@@ -1,35 +1,50 @@
-"""The delivery stage: claims as many jobs as it has free slots, sends each in a task of its own.
+"""The delivery stage: claims as many jobs as it has free slots, loads them, sends each in a task of its own.
 
 Wakes on JOBS and on a slot that became free. Never leases more than it can start now: the lease runs.
+
+The next claim is made while the last one's requests are under way. One claim for all slots was a procession:
+on a busy loop its requests ended at about the same time, and then nothing was under way until the next claim
+and its payloads had come (in 4 of 5 looks).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Final, NamedTuple
 
 import anyio
 
 from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Finished, Reporter
-from webhookd.delivery.request import build_request
+from webhookd.delivery.sending import Sender, too_late
 from webhookd.delivery.slots import Room, Slots
 from webhookd.model.errors import WebhookdError
 from webhookd.observe.metrics import Metrics
 from webhookd.outbound.client import GuardedClient
-from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.store import jobs
 from webhookd.store.bells import Bells, Work
-from webhookd.store.jobs import Delivery, Lease, Report
+from webhookd.store.jobs import Delivery, Lease
 from webhookd.store.pool import Pool
 
 log = logging.getLogger(__name__)
 
-# One claim's size: enough to be cheap for each, small enough that the last of it starts at once.
+# One claim's size: enough to be cheap for each, small enough that the last of it starts at once; and a part
+# of the slots, so that others are under way meanwhile.
 MAX_CLAIM = 200
-# How much longer than a claim from the beginning is the rest before the next, however often others ring.
+CLAIM_PART = 4
+# Claims whose payloads are under way: each may bring 32 MiB before the slots know of them.
+MAX_LOADING = 2
+# How much longer than a claim that may be in vain is the rest before the next such: from the beginning,
+# however often others ring; and for the last slots, where it finds nothing while nobody has few.
 REST = 10
+
+
+class Claimed(NamedTuple):
+    """Leases of one claim, and when it was asked for."""
+
+    leases: list[Lease]
+    asked_at: float
 
 
 class Worker:
@@ -47,26 +62,29 @@ class Worker:
     ) -> None:
         self._pool = pool
         self._bells = bells
-        self._client = client
+        self._sender = Sender(client, metrics, settings, worker_id)
         self._reporter = reporter
         self._metrics = metrics
         self._settings = settings
         self._worker_id = worker_id
         self._slots = Slots()
+        self._loading: set[asyncio.Task[None]] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._claiming: Final = asyncio.Lock()
         self._leaves_out = False
-        # Claimed and not loaded yet: a connection lost between the two does not cost them their lease's time.
-        self._unsent: tuple[list[Lease], float] | None = None
+        # Claimed, and the connection was lost before they were loaded: tried again while there is time.
+        self._unloaded: list[Claimed] = []
         self._draining = False
         self._mark = 0
+        # When the next claim may be made, and the next for the last slots.
+        self._few_at = self._last_at = 0.0
 
     @property
     def in_flight(self) -> int:
         return self._slots.in_flight
 
     async def run(self) -> None:
-        """Claim and send: again at once while claims are full, else when woken.
+        """Claim and send: again at once while there is more and room for it, else when woken.
 
         A job that was reset, released or committed late lies behind the mark. So the mark is dropped when
         somebody rings who is not our orchestrator, the reaper above all, and once every poll interval.
@@ -75,17 +93,13 @@ class Worker:
         look_back = False
         drop_at = look_back_at = loop.time()
         while not self._draining:
+            while self._unloaded:
+                await self._load_again(self._unloaded[-1])
             began = loop.time()
             if anew := began >= drop_at or (look_back and began >= look_back_at):
                 self._mark, look_back, dropped_at = 0, False, began
             drop_at = dropped_at + self._settings().services.poll_interval_seconds
-            settings = self._settings().delivery
-            self._metrics.in_flight_limit.set(settings.concurrency)
-            room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
-            self._leaves_out = room.leaves_out
-            wake_at = began
-            if self._reporter.waiting > settings.concurrency or not await self.run_once(room):
-                wake_at = drop_at
+            wake_at = min(drop_at, await self.run_once())
             if anew:
                 look_back_at = loop.time() + REST * (loop.time() - began)
             if look_back:
@@ -94,49 +108,96 @@ class Worker:
                 await self._bells.wait(Work.JOBS, timeout_seconds=max(0.0, wake_at - loop.time()))
             )
 
-    async def run_once(self, room: Room) -> int:
-        """One claim, sent; how many jobs it got."""
-        async with self._claiming:
-            return 0 if self._draining or not room.wanted else await self._claim(room)
-
-    async def _claim(self, room: Room) -> int:
+    async def run_once(self) -> float:
+        """One claim, if there is room for it; when to come again, if nobody rings before."""
+        loop = asyncio.get_running_loop()
         settings = self._settings().delivery
-        async with self._pool.connection() as connection:
-            if not self._unsent:
-                asked_at = time.monotonic()
-                leases = await jobs.claim(
-                    connection,
-                    self._worker_id,
-                    min(room.wanted, MAX_CLAIM),
-                    settings.lease_seconds,
-                    room.limit_of_one,
-                    room.busy,
-                    self._mark,
-                )
-                if not leases:
-                    return 0
-                self._mark = leases[0].resume_from
-                self._unsent = (leases, asked_at)
-            leases, asked_at = self._unsent
-            deliveries = {delivery.job_id: delivery for delivery in await jobs.load(connection, leases)}
-            self._unsent = None
-            if _too_late(leases[0], asked_at, settings.timeout_seconds):
-                log.warning("too late to send: the leases may end first", extra={"jobs": len(leases)})
-                deliveries = {}
-            for lease in leases:
-                if lease.job_id in deliveries:
-                    self._start(lease, deliveries[lease.job_id], asked_at)
-        # Too late, more payload than is loaded at once, or lost between the two statements.
-        await self._hand_back([lease for lease in leases if lease.job_id not in deliveries])
-        # What was left out would only be left out again: the next claim for it waits for a ring.
-        return len(deliveries)
+        self._metrics.in_flight_limit.set(settings.concurrency)
+        room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
+        self._leaves_out = room.leaves_out
+        is_behind = len(self._loading) >= MAX_LOADING or self._reporter.waiting > settings.concurrency
+        if is_behind or not room.wanted:
+            return float("inf")  # who ends rings
+        most = max(1, min(MAX_CLAIM, settings.concurrency // CLAIM_PART))
+        wanted = min(room.wanted, most)
+        began = loop.time()
+        not_before = self._last_at if room.is_last else self._few_at
+        if began < not_before:
+            return not_before
+        async with self._claiming:
+            claimed = 0 if self._draining else await self._claim(room, wanted)
+        ended = loop.time()
+        # A claim for a few costs as much as one for many: while another would last, they may become many.
+        # Not for longer than the poll interval, however long the database was stalled.
+        most_seconds = self._settings().services.poll_interval_seconds
+        self._few_at = ended + (min(ended - began, most_seconds) if 2 * claimed < most else 0)
+        self._last_at = ended + (0 if claimed else min(REST * (ended - began), most_seconds))
+        # Not only after a full one: some of what it saw may have had no slot left, and stood before others.
+        return ended if claimed else float("inf")
 
-    def _start(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
-        self._slots.take(lease.subscription_id, len(delivery.payload))
-        self._metrics.in_flight.set(self._slots.in_flight)
-        task = asyncio.create_task(self._deliver(lease, delivery, asked_at))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+    async def _claim(self, room: Room, wanted: int) -> int:
+        asked_at = time.monotonic()
+        async with self._pool.connection() as connection:
+            leases = await jobs.claim(
+                connection,
+                self._worker_id,
+                wanted,
+                self._settings().delivery.lease_seconds,
+                room.limit_of_one,
+                room.busy,
+                self._mark,
+            )
+            if not leases:
+                return 0
+            self._mark = leases[0].resume_from
+            for lease in leases:
+                self._slots.take(lease.subscription_id)
+            self._metrics.in_flight.set(self._slots.in_flight)
+            _start(self._load(Claimed(leases, asked_at)), self._loading)
+        return len(leases)
+
+    async def _load(self, claimed: Claimed) -> None:
+        """Fetch what is to be sent, and begin to send it."""
+        try:
+            deliveries = await self._fetch(claimed)
+        except Exception as error:  # the loop tries it again, and if that fails the supervisor hears of it
+            log.warning("%d leases were not loaded, and will be once more: %s", len(claimed.leases), error)
+            self._unloaded.append(claimed)
+        else:
+            await self._send(claimed, deliveries)
+        finally:
+            self._bells.ring_here(Work.JOBS, hinted=True)
+
+    async def _load_again(self, claimed: Claimed) -> None:
+        async with self._claiming:
+            if claimed not in self._unloaded:  # drained meanwhile
+                return
+            deliveries = await self._fetch(claimed)
+            self._unloaded.remove(claimed)
+            await self._send(claimed, deliveries)
+
+    async def _fetch(self, claimed: Claimed) -> dict[int, Delivery]:
+        """Nothing is begun in here: whatever fails, also giving the connection back, may be done again."""
+        async with self._pool.connection() as connection:
+            loaded = await jobs.load(connection, claimed.leases)
+        return {delivery.job_id: delivery for delivery in loaded}
+
+    async def _send(self, claimed: Claimed, deliveries: dict[int, Delivery]) -> None:
+        leases, asked_at = claimed
+        settings = self._settings()
+        if too_late(leases[0], asked_at, settings.delivery.timeout_seconds):
+            log.warning("too late to send: the leases may end first", extra={"jobs": len(leases)})
+            deliveries = {}
+        for lease in leases:
+            if delivery := deliveries.get(lease.job_id):
+                self._slots.hold(lease.subscription_id, len(delivery.payload))
+                _start(self._deliver(lease, delivery, asked_at), self._sending)
+        if not deliveries:
+            # They would only be left out again: not at once.
+            loop = asyncio.get_running_loop()
+            self._few_at = self._last_at = loop.time() + settings.services.poll_interval_seconds
+        # Too late, more payload than is loaded at once, or lost between the two statements.
+        await self._give_up([lease for lease in leases if lease.job_id not in deliveries])
 
     async def drain(self, grace_seconds: float) -> None:
         """Take no more; let what is under way end, and its report. What does not keeps its lease."""
@@ -145,18 +206,28 @@ class Worker:
         with anyio.move_on_after(grace_seconds):
             async with self._claiming:
                 # A claim under way has ended, and what it got is sent; unless its connection was lost.
-                leases, self._unsent = self._unsent[0] if self._unsent else [], None
-                await self._hand_back(leases)
+                while self._loading:
+                    await asyncio.wait(self._loading)
+                unloaded, self._unloaded = self._unloaded, []
+                await self._give_up([lease for claimed in unloaded for lease in claimed.leases])
             while self._sending:
                 await asyncio.wait(self._sending)
             await self._reporter.drained()
-        for task in self._sending:
+        for task in self._loading | self._sending:
             task.cancel()
 
-    async def _hand_back(self, leases: list[Lease]) -> None:
-        """Leases that are not used. If it fails they expire, and the reaper has them."""
+    async def _give_up(self, leases: list[Lease]) -> None:
+        """Leases that are not used, and their slots. If it fails they expire, and the reaper has them."""
         if not leases:
             return
+        for lease in leases:
+            self._slots.give_back(lease.subscription_id)
+        self._metrics.in_flight.set(self._slots.in_flight)
+        await self._hand_back(leases)
+        # A later claim's mark has passed them.
+        self._mark = min(self._mark, *(lease.job_id for lease in leases))
+
+    async def _hand_back(self, leases: list[Lease]) -> None:
         try:
             async with self._pool.connection() as connection:
                 released = await jobs.release(connection, leases)
@@ -168,20 +239,11 @@ class Worker:
     async def _deliver(self, lease: Lease, delivery: Delivery, asked_at: float) -> None:
         """One request, and its report. The slot is held until the report is handed over."""
         try:
-            outcome = await self._send(lease, delivery, asked_at)
-            if outcome is None:
-                return await self._hand_back([lease])
-            self._record(lease, delivery, outcome)
-            report = Report(
-                lease.job_id,
-                lease.lease_token,
-                outcome.response_status,
-                outcome.error_code,
-                outcome.duration_ms,
-                outcome.retry_after_seconds,
-                outcome.response_excerpt,
-            )
-            self._reporter.put(Finished(lease, report, delivery.correlation_id))
+            report = await self._sender.send(lease, delivery, asked_at)
+            if report is None:
+                await self._hand_back([lease])
+            else:
+                self._reporter.put(Finished(lease, report, delivery.correlation_id))
         finally:
             self._slots.give_back(lease.subscription_id, len(delivery.payload))
             self._metrics.in_flight.set(self._slots.in_flight)
@@ -189,64 +251,8 @@ class Worker:
                 # Jobs may wait for this slot alone, and nobody else rings for them.
                 self._bells.ring_here(Work.JOBS, hinted=True)
 
-    async def _send(self, lease: Lease, delivery: Delivery, asked_at: float) -> Outcome | None:
-        settings = self._settings().delivery
-        # Asked once more, for this process may have been stopped meanwhile.
-        if _too_late(lease, asked_at, settings.timeout_seconds):
-            log.warning("too late to send: the lease may end first", extra=self._fields(lease, delivery))
-            return None
-        try:
-            # The database's time carried forward: a host with a wrong clock signs rightly.
-            now = lease.claimed_at.timestamp() + (time.monotonic() - asked_at)
-            request = build_request(lease, delivery, int(now))
-        except Exception:
-            log.exception("a request could not be built", extra={"job_id": lease.job_id})
-            return Outcome(None, Failure.INTERNAL.value, 0)
-        return await self._client.post(request.url, request.headers, request.body, settings.timeout_seconds)
 
-    def _record(self, lease: Lease, delivery: Delivery, outcome: Outcome) -> None:
-        self._metrics.attempts.labels(_error_class(outcome)).inc()
-        self._metrics.duration.observe(outcome.duration_ms / 1000)
-        level = logging.DEBUG if outcome.delivered else logging.INFO
-        if log.isEnabledFor(level):
-            log.log(
-                level,
-                "attempt delivered" if outcome.delivered else "attempt failed",
-                extra=self._fields(lease, delivery)
-                | {
-                    "error_code": outcome.error_code,
-                    "detail": outcome.detail or None,
-                    "response_status": outcome.response_status,
-                    "duration_ms": outcome.duration_ms,
-                },
-            )
-
-    def _fields(self, lease: Lease, delivery: Delivery) -> dict[str, object]:
-        return {
-            "saga_id": lease.saga_id,
-            "job_id": lease.job_id,
-            "event_id": lease.event_id,
-            "subscription_id": lease.subscription_id,
-            "attempt": lease.attempt,
-            "worker_id": self._worker_id,
-            "correlation_id": delivery.correlation_id,
-            "lease_expiration": lease.lease_until.isoformat(),
-        }
-
-
-def _too_late(lease: Lease, asked_at: float, timeout_seconds: float) -> bool:
-    """Whether a request begun now might outlast its lease.
-
-    Counted from before the claim was sent, so never longer than the database counts.
-    """
-    lease_seconds = (lease.lease_until - lease.claimed_at).total_seconds()
-    return asked_at + lease_seconds - time.monotonic() < timeout_seconds
-
-
-def _error_class(outcome: Outcome) -> str:
-    """The outcome as a label: an endpoint that thinks of new statuses must not make new time series."""
-    if outcome.error_code is None:
-        return "delivered"
-    if outcome.response_status is not None:
-        return f"HTTP_{outcome.response_status // 100}xx"
-    return outcome.error_code
+def _start(work: Coroutine[object, object, None], tasks: set[asyncio.Task[None]]) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import io
 import logging
+import math
 import re
 import ssl
 import time
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -146,8 +148,6 @@ class _Generation:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
-            # None of aiohttp's: its `total` rounds up to whole seconds. The one deadline is in _exchange.
-            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
             max_line_size=_MAX_HEADER_LINE_BYTES,
             max_field_size=_MAX_HEADER_LINE_BYTES,
             max_headers=_MAX_HEADER_LINES,
@@ -203,17 +203,24 @@ async def _exchange(
     excerpt = bytearray()
     read_to_end = False
     try:
-        async with asyncio.timeout(deadline_seconds):
-            response = await generation.session.post(
-                _parsed(url), headers=headers, data=_sendable(body), allow_redirects=False
-            )
-            read_to_end = await _read(response, excerpt, generation.options.max_response_bytes)
+        response = await generation.session.post(
+            _parsed(url),
+            headers=headers,
+            data=_sendable(body),
+            allow_redirects=False,
+            timeout=_deadline(deadline_seconds),
+        )
+        read_to_end = await _read(response, excerpt, generation.options.max_response_bytes)
     except TimeoutError:
         failure = Failure.TIMEOUT
     except Exception as error:
         failure, detail = _failure(error), _detail(error)
         if failure is Failure.INTERNAL:
             log.exception("a request could not be made")
+        # aiohttp keeps an error in a variable of a frame of its traceback: a circle, and the body is in it.
+        for one in (error, error.__cause__, error.__context__):
+            if one is not None:
+                one.__traceback__ = None
     finally:
         if response is not None and read_to_end:
             response.release()
@@ -229,6 +236,17 @@ async def _exchange(
         response.headers.get("retry-after"), response.headers.get("date"), datetime.now(UTC)
     )
     return answered(response.status, duration_ms, retry_after, bytes(excerpt))
+
+
+@cache
+def _deadline(seconds: float) -> aiohttp.ClientTimeout:
+    """One deadline from the lookup to the body's last byte. Exactly: a longer one is rounded up by default.
+
+    There are as many as there were values of one setting, so few.
+    """
+    return aiohttp.ClientTimeout(
+        total=seconds, connect=None, sock_connect=None, sock_read=None, ceil_threshold=math.inf
+    )
 
 
 def _parsed(url: str) -> URL:
@@ -253,7 +271,9 @@ async def _read(response: aiohttp.ClientResponse, excerpt: bytearray, max_respon
             return True
         excerpt += chunk[: EXCERPT_BYTES - len(excerpt)]
         left -= len(chunk)
-    return response.content.at_eof()
+        if response.content.at_eof():
+            return True
+    return False
 
 
 # In this order: a DNS error is a connector's error, that a connection's. Of a response error the status is

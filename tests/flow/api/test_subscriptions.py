@@ -1,6 +1,8 @@
 """/v1/subscriptions: made, read, listed, changed, paused, given a new secret, refused."""
 
+import asyncio
 import json
+import threading
 import time
 from datetime import datetime
 from typing import Any
@@ -10,7 +12,7 @@ from standardwebhooks import Webhook
 from tests.flow.conftest import MakeApi
 from tests.support.api import Client, is_time
 from tests.support.daemon import DaemonProcess
-from tests.support.endpoint import Endpoint
+from tests.support.endpoint import Connection, Endpoint, Request
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.traffic import verifies
 from tests.support.waiting import until
@@ -154,18 +156,27 @@ async def test_a_paused_subscription_resumes_at_once(
 ) -> None:
     """What was held while it was paused is delivered as soon as a PATCH makes it active again."""
     made = await api.subscribe(endpoint, base_delay_seconds=0)
-    endpoint.answer(500)
+    is_paused = threading.Event()
+
+    async def fail(_: Request, connection: Connection) -> bool:
+        # Not before: else its retry is on its way, or all of them are used up.
+        await asyncio.to_thread(is_paused.wait)
+        await connection.send(b"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n")
+        return True
+
+    endpoint.behave(fail)
     path = f"/v1/subscriptions/{made['id']}"
     await api.event()
     await endpoint.received(2)
     await api.patch(path, {"active": False})
-    endpoint.answer(200)
+    is_paused.set()
     await until(
         flow.daemon,
         "select exists (select from webhookd.webhook_delivery_sagas where status = 'PendingRetry')",
     )
     [held] = (await api.get("/v1/deliveries")).body["items"]
     assert held["held"] is True
+    endpoint.answer(200)
     await api.patch(path, {"active": True})
     await until(flow.daemon, "select status = 'Completed' from webhookd.webhook_delivery_sagas")
     assert daemon.metric("webhookd_service_restarts_total") == 0
