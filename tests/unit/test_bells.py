@@ -2,8 +2,11 @@
 
 import asyncio
 
+import pytest
+
+from tests.support.traffic import until_true
 from tests.support.waiting import finished
-from webhookd.store.bells import Bells, Work
+from webhookd.store.bells import SHADOW_LOOKS, Bells, Work
 
 LONG = 3600.0
 
@@ -54,12 +57,39 @@ async def test_the_time_ends_a_wait() -> None:
     assert await Bells().wait(Work.EVENTS, timeout_seconds=0) == set()
 
 
-async def test_another_process_is_heard_twice() -> None:
-    """What came in the shadow of its wake-up is looked for a moment later."""
+@pytest.mark.parametrize(("work", "looks"), [(Work.JOBS, 1), (Work.EVENTS, SHADOW_LOOKS[Work.EVENTS])])
+async def test_another_process_is_heard_once_more_and_again(work: Work, looks: int) -> None:
+    """What comes in the shadow of its wake-up is looked for a moment later, and of events in between."""
+    bells = Bells()
+    bells.hear(work)
+    for _ in range(1 + looks):
+        assert await bells.wait(work, timeout_seconds=LONG) == {work}
+    assert not await finished(await waiting(bells, work))
+
+
+async def test_a_ring_in_the_shadow_makes_it_longer() -> None:
+    """One that comes before the other's last look has all of its own."""
     bells = Bells()
     bells.hear(Work.EVENTS)
-    for _ in range(2):
+    for _ in range(SHADOW_LOOKS[Work.EVENTS]):
+        await bells.wait(Work.EVENTS, timeout_seconds=LONG)
+    bells.hear(Work.EVENTS)
+    for _ in range(2 + SHADOW_LOOKS[Work.EVENTS]):
         assert await bells.wait(Work.EVENTS, timeout_seconds=LONG) == {Work.EVENTS}
+    assert not await finished(await waiting(bells, Work.EVENTS))
+
+
+async def test_who_waits_here_is_told_before_other_processes() -> None:
+    """A NOTIFY is a commit: at once where nobody here takes the work, else when it had time to be done."""
+    bells = Bells()
+    bells.ring(Work.JOBS)
+    assert bells.must_announce
+    bells = Bells()
+    woken = await waiting(bells, Work.JOBS)
+    bells.ring(Work.JOBS)
+    assert not bells.must_announce
+    await woken
+    await until_true(lambda: bells.must_announce)
 
 
 async def test_who_gives_up_is_forgotten() -> None:

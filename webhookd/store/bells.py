@@ -12,10 +12,11 @@ from typing import Final
 
 from webhookd.store.pool import Pool
 
-# NOTIFY takes a lock on the whole cluster at commit: on the leading edge at once, then at most so often.
+# NOTIFY takes a lock on the whole cluster at commit: one at once or soon, see `ring`, then at most so often.
 NOTIFY_INTERVAL_SECONDS = 0.1
 # An application's session notifies at most every 50 ms (schema/functions/guards.sql): after a ring from
-# outside, what came in its shadow is there by then.
+# outside, what came in its shadow is there by then. Events are looked for in between, too: one after another
+# from one session, all but the first would else wait for the end of the shadow.
 SHADOW_SECONDS = 0.06
 
 
@@ -29,6 +30,10 @@ class Work(StrEnum):
     LEASES = "webhookd_leases"  # perhaps lost, to be looked for before their time
 
 
+# How often one looks into the shadow of a ring; of the others' work once, at its end.
+SHADOW_LOOKS = {Work.EVENTS: 8}
+
+
 class Bells:
     """All bells of a process."""
 
@@ -37,14 +42,25 @@ class Bells:
         self._unhinted: Final[set[Work]] = set()
         self._waiting: Final[dict[Work, set[asyncio.Future[None]]]] = {work: set() for work in Work}
         self._ears: Final[dict[Work, set[Ear]]] = {work: set() for work in Work}
+        self._looks_left: Final[dict[Work, int]] = {}
         self._to_announce: set[Work] = set()
         self._announce: Final = asyncio.Event()
+        self._announce_later: asyncio.TimerHandle | None = None
 
     def ring(self, work: Work, *, hinted: bool = False) -> None:
-        """There is work: wake who does it here, and let the others be told."""
+        """There is work: wake who does it here, and let the others be told.
+
+        At once where nobody here waits for it, or none does such work. Else later: it will be done by then,
+        or is too much for one. A NOTIFY is a commit, and the next stage would wait for the disk behind it.
+        """
+        is_waited_for = bool(self._waiting[work])
         self.ring_here(work, hinted=hinted)
         self._to_announce.add(work)
-        self._announce.set()
+        if not is_waited_for:
+            self._announce.set()
+        elif self._announce_later is None:
+            loop = asyncio.get_running_loop()
+            self._announce_later = loop.call_later(NOTIFY_INTERVAL_SECONDS, self._announce.set)
 
     def ring_here(self, work: Work, *, hinted: bool = False) -> None:
         """There is work, and others know of it by themselves. Hinted: who does it was told which (Hints)."""
@@ -62,9 +78,25 @@ class Bells:
             self.ring_here(work)
 
     def hear(self, work: Work) -> None:
-        """Another process rang: wake who does it here; and once more for what came in its shadow."""
+        """Another process rang: wake who does it here; and again for what comes in its shadow."""
         self.ring_here(work)
-        asyncio.get_running_loop().call_later(SHADOW_SECONDS, self.ring_here, work)
+        is_looked_into = work in self._looks_left
+        # One more where the next comes sooner than its share of the shadow.
+        self._looks_left[work] = SHADOW_LOOKS.get(work, 1) + is_looked_into
+        if not is_looked_into:
+            self._look_later(work)
+
+    def _look_later(self, work: Work) -> None:
+        seconds = SHADOW_SECONDS / SHADOW_LOOKS.get(work, 1)
+        asyncio.get_running_loop().call_later(seconds, self._look_into_shadow, work)
+
+    def _look_into_shadow(self, work: Work) -> None:
+        self.ring_here(work)
+        self._looks_left[work] -= 1
+        if self._looks_left[work]:
+            self._look_later(work)
+        else:
+            del self._looks_left[work]
 
     @contextmanager
     def overhearing(self, work: Work) -> Iterator["Ear"]:
@@ -99,11 +131,19 @@ class Bells:
         self._unhinted.difference_update(unhinted)
         return unhinted
 
+    @property
+    def must_announce(self) -> bool:
+        """Whether other processes are to be told now."""
+        return self._announce.is_set()
+
     async def announce(self, pool: Pool) -> None:
         """Tell other processes of what was rung here, for ever. A supervised service."""
         while True:
             await self._announce.wait()
             self._announce.clear()
+            if self._announce_later is not None:
+                self._announce_later.cancel()
+                self._announce_later = None
             works, self._to_announce = sorted(self._to_announce), set()
             try:
                 async with pool.connection() as connection:
