@@ -33,9 +33,11 @@ begin
                     'safe_payload must not have body, content, raw, vector, embedding, secret, token, password, ssn or '
                     'personal_data: refer to it by payload_ref');
     perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
-    perform require(isfinite(start_at), 'process_after must be a time');
+    -- Of years that every client's language has: a lease of a job whose times cannot be read would be nobody's.
+    perform require(start_at between '0001-01-02' and '9999-12-30', 'process_after must be a time of the years 1 to 9999');
     -- One that has passed is no fault of a caller's who waited for a commit: such work is cancelled, as any other.
-    perform require(p_deadline_at is null or isfinite(p_deadline_at), 'deadline_at must be a time');
+    perform require(p_deadline_at is null or p_deadline_at between '0001-01-02' and '9999-12-30',
+                    'deadline_at must be a time of the years 1 to 9999');
     perform require_correlation_id(p_correlation_id);
     perform require_label('actor', p_actor, 200);
     perform require_label('event_domain', p_event_domain, 100);
@@ -106,7 +108,8 @@ declare
 begin
     perform require(p_job_id is not null, 'job_id must not be null');
     perform require_label('actor', p_actor, 200);
-    perform require(p_deadline_at is null or isfinite(p_deadline_at), 'deadline_at must be a time');
+    perform require(p_deadline_at is null or p_deadline_at between '0001-01-02' and '9999-12-30',
+                    'deadline_at must be a time of the years 1 to 9999');
     if not job_substrate_enabled() then
         return refused('job_substrate_disabled');
     end if;

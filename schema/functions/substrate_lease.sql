@@ -31,7 +31,7 @@ begin
         select q.job_id from job_queue q
         where q.status = 'queued' and q.scheduled and q.job_kind = p_kind and q.executor = p_executor
             and q.process_after <= now()
-        order by q.process_after, q.job_id limit 100 for update skip locked);
+        order by q.process_after, q.job_id limit 100 for no key update skip locked);
     if due_ids <> '{}' then
         update job_queue q set scheduled = false where q.job_id = any(due_ids);
     end if;
@@ -40,7 +40,7 @@ begin
         select q.job_id from job_queue q
         where q.status = 'queued' and not q.scheduled and q.job_kind = p_kind and q.executor = p_executor
             and q.process_after <= now() and (q.deadline_at is null or q.deadline_at > now())
-        order by q.priority desc, q.enqueued_at, q.job_id limit 1 for update skip locked
+        order by q.priority desc, q.enqueued_at, q.job_id limit 1 for no key update skip locked
     )
     update job_queue q
     set status = 'leased', lease_name = p_lease_name, lease_holder = p_lease_holder, lease_token = gen_random_uuid(),

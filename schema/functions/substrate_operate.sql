@@ -24,6 +24,7 @@ declare
     name text;
     place integer;
     number jsonb;
+    given jsonb := '{}';  -- with 3.0 as 3, which an integer column takes
 begin
     perform require(jsonb_typeof(p_settings) = 'object', 'settings must be a JSON object');
     perform require_label('actor', p_actor, 200);
@@ -40,19 +41,21 @@ begin
                 else false end,
             format('%s must be a %snumber from %s to %s', name, case when name = any(whole) then 'whole ' else '' end,
                    lowest[place], highest[place]));
+        given := given || jsonb_build_object(
+            name, case jsonb_typeof(number) when 'number' then to_jsonb(trim_scale(number::numeric)) else number end);
     end loop;
 
     if p_kind is null then
-        update settings s set value = p_settings -> split_part(s.key, '.', 3)
-        where starts_with(s.key, 'queue.job_substrate.') and p_settings ? split_part(s.key, '.', 3);
+        update settings s set value = given -> split_part(s.key, '.', 3)
+        where starts_with(s.key, 'queue.job_substrate.') and given ? split_part(s.key, '.', 3);
     else
         insert into job_kind_policy as k
-        select (jsonb_populate_record(null::job_kind_policy, p_settings || jsonb_build_object('job_kind', p_kind))).*
+        select (jsonb_populate_record(null::job_kind_policy, given || jsonb_build_object('job_kind', p_kind))).*
         on conflict (job_kind) do update
         set (max_attempts, base_delay_seconds, max_delay_seconds, jitter, max_lease_recoveries, retention_seconds) = (
             select n.max_attempts, n.base_delay_seconds, n.max_delay_seconds, n.jitter, n.max_lease_recoveries,
                    n.retention_seconds
-            from jsonb_populate_record(k, p_settings) n);
+            from jsonb_populate_record(k, given) n);
     end if;
     return to_jsonb(job_policy(p_kind)) - 'job_kind' || jsonb_build_object('refused', false, 'kind', p_kind);
 end

@@ -29,7 +29,7 @@ begin
     with expired as materialized (
         select q.job_id, q.status, q.job_kind, q.lease_recoveries, q.workflow_id, q.leased_until from job_queue q
         where q.status in ('leased','in_progress') and q.leased_until < now()
-        order by q.leased_until, q.job_id limit p_batch_size for update skip locked
+        order by q.leased_until, q.job_id limit p_batch_size for no key update skip locked
     ), judged as (
         select e.*, e.lease_recoveries >= p.max_lease_recoveries as given_up
         from expired e cross join lateral job_policy(e.job_kind) p
@@ -45,7 +45,7 @@ begin
     with late as materialized (
         select q.job_id, q.status, q.workflow_id from job_queue q
         where q.status in ('queued','retry_waiting') and q.deadline_at is not null and q.deadline_at <= now()
-        order by q.deadline_at, q.job_id limit p_batch_size for update skip locked
+        order by q.deadline_at, q.job_id limit p_batch_size for no key update skip locked
     )
     select coalesce(array_agg(l.job_id), '{}'), coalesce(array_agg(l.status), '{}'), workflow_ids || array_agg(l.workflow_id)
     into late_ids, late_statuses, workflow_ids
@@ -83,7 +83,7 @@ begin
 
     due_ids := array(
         select q.job_id from job_queue q where q.status = 'retry_waiting' and q.process_after <= now()
-        order by q.process_after, q.job_id limit p_batch_size for update skip locked);
+        order by q.process_after, q.job_id limit p_batch_size for no key update skip locked);
     if due_ids <> '{}' then
         update job_queue q set status = 'queued' where q.job_id = any(due_ids);
         perform record_alike_moves(command, actor, due_ids, array_fill('retry_waiting'::text, array[cardinality(due_ids)]),
@@ -125,7 +125,7 @@ begin
             select q.job_id from job_queue q
             where q.status in ('succeeded','cancelled') and q.job_kind = kind
                 and q.finished_at < now() - make_interval(secs => (job_policy(kind)).retention_seconds)
-            order by q.finished_at, q.job_id limit p_batch_size - cardinality(old_ids) for update skip locked);
+            order by q.finished_at, q.job_id limit p_batch_size - cardinality(old_ids) for no key update skip locked);
     end loop;
 
     if old_ids <> '{}' then

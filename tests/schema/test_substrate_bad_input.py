@@ -51,7 +51,7 @@ CORRELATION_IDS = [
     wrong("correlation_id must be", p_correlation_id=value)
     for value in ("''", "' a'", "'ä'", "E'a\\nb'", "repeat('x', 256)")
 ]
-TIMES = ("'infinity'", "'-infinity'")
+TIMES = ("'infinity'", "'-infinity'", "'20000-01-01'", "'0100-01-01 BC'")
 ENQUEUE: Arguments = {
     "p_kind": f"'{KIND}'",
     "p_idempotency_key": "'new'",

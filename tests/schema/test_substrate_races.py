@@ -203,7 +203,7 @@ ASKING = "update job_workflow w set revision = w.revision + 1 where w.workflow_i
 RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     two_claimers: [Weakened("fn_job_claim", SKIP_LOCKED)],
     two_claimers_of_what_came_due: [
-        Weakened("fn_job_claim", "limit 100 for update skip locked", "limit 100 for update")
+        Weakened("fn_job_claim", "limit 100 for no key update skip locked", "limit 100 for no key update")
     ],
     two_enqueuers_of_one_key: [
         Weakened("fn_job_enqueue", "on conflict (job_kind, idempotency_key) do nothing"),

@@ -7,6 +7,7 @@ import pytest
 from tests.stage.conftest import CountingPool, Parts
 from tests.support.database import Database
 from tests.support.substrate import Substrate
+from tests.support.traffic import until_true
 from webhookd.api import job_claims
 from webhookd.api.database import Database as Asked
 from webhookd.api.job_claims import Claims
@@ -42,7 +43,9 @@ async def test_only_the_first_in_line_looks(
     claims = Claims(Asked(counted), parts.bells, parts.metrics, parts.current)
     monkeypatch.setattr(job_claims, "MAX_WAITING", 10)
     waiting = [asyncio.create_task(waits(claims)) for _ in range(10)]
-    await counted.used(11)  # each for itself, and the first in line
+    # In line after a look of its own: the first may be at its second before the last has had its first.
+    await until_true(lambda: claims.waiting == 10)
+    await counted.used(11)
     with pytest.raises(Problem) as refused:
         await waits(claims)
     assert (refused.value.status, refused.value.code) == (503, "unavailable")

@@ -40,7 +40,7 @@ class Claims:
     ) -> None:
         self._database = database
         self._bells = bells
-        metrics.job_claims_waiting.set_function(self._waiting)
+        metrics.job_claims_waiting.set_function(lambda: self.waiting)
         self._settings = settings
         self._lines: dict[tuple[str, Executor], _Line] = {}
         self._closed = False
@@ -61,7 +61,7 @@ class Claims:
         claimed = await self._look(question)
         if claimed is not None or not wait_seconds:
             return claimed
-        if self._waiting() >= self._most_waiting:
+        if self.waiting >= self._most_waiting:
             raise unavailable("too many wait for jobs here: ask again later, or another instance")
         deadline = asyncio.get_running_loop().time() + wait_seconds
         line = self._lines.setdefault((kind, executor), _Line())
@@ -90,7 +90,9 @@ class Claims:
         self._closed = True
         self._bells.ring_here(Work.EVENTS)
 
-    def _waiting(self) -> int:
+    @property
+    def waiting(self) -> int:
+        """How many are in line."""
         return sum(line.length for line in self._lines.values())
 
     @property

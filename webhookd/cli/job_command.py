@@ -114,8 +114,9 @@ class RunningCommand:
 
     async def _listen(self, stderr: asyncio.StreamReader) -> None:
         while said := await stderr.read(_CHUNK_BYTES):
-            sys.stderr.buffer.write(said)
-            sys.stderr.buffer.flush()
+            with suppress(OSError):  # ours is gone: the command must not block on a pipe that nobody reads
+                sys.stderr.buffer.write(said)
+                sys.stderr.buffer.flush()
             self._said += said
             del self._said[: -4 * MAX_MESSAGE_CHARACTERS]
 

@@ -59,7 +59,11 @@ class Lease:
         while True:
             asked_at = time.monotonic()
             try:
-                await self._ask(f"/v1/jobs/{self.job_id}/progress", {"lease_token": self._token})
+                # A daemon that takes the request and does not answer must not outlast the lease.
+                async with asyncio.timeout(self._ends_at - asked_at):
+                    await self._ask(f"/v1/jobs/{self.job_id}/progress", {"lease_token": self._token})
+            except TimeoutError as error:
+                raise Lost("it could not be renewed: no answer in time") from error
             except RequestRefused as error:
                 raise Lost(str(error)) from error
             except ServiceUnavailable as error:

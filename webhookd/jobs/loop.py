@@ -55,11 +55,13 @@ class JobKeeper:
     async def run_once(self) -> bool:
         """One batch of each kind of work that is due; whether there is more."""
         now = asyncio.get_running_loop().time()
-        more = await self._spawn()
+        more = False
+        # First: whatever is wrong with what events give, leases and deadlines are looked after.
         if now >= self._reap_at:
             reaped = await self._reap()
             self._reap_at = now if reaped.more else now + self._poll_interval_seconds
             more |= reaped.more
+        more |= await self._spawn()
         if now >= self._sweep_at:
             swept = await self._sweep()
             self._sweep_at = now if swept else now + SWEEP_INTERVAL_SECONDS

@@ -34,5 +34,6 @@ async def test_the_numbers_of_jobs_are_written(flow: Flow, make_daemon: MakeDaem
     daemon.configure(jobs=NUMBERS)
     assert await daemon.reload()
     await until(flow.daemon, WRITTEN, json.dumps(NUMBERS))
+    await daemon.until(lambda: daemon.logged("were written into the database"), "logged")
     [written] = daemon.logged("were written into the database")
     assert written["max_attempts"] == 7
