@@ -180,7 +180,7 @@ def test_try_it(terminals: Terminals, home: Home) -> None:
 
 
 def test_your_own_postgresql(terminals: Terminals) -> None:
-    """Migrate, check, serve; the same event by SQL and by HTTP; a token; and what an operator asks."""
+    """Migrate, check, serve; one event by SQL and by HTTP; a token; what an operator asks; a job done."""
     server = LocalServer(installation_near(18))
     server.start()
     try:
@@ -216,6 +216,9 @@ def test_your_own_postgresql(terminals: Terminals) -> None:
         [token], [operate] = blocks("sh", "Configuration"), blocks("sh", "Operate")
         assert "sha256" in sh(token)
         assert "ready" in sh(operate)
+        [jobs] = blocks("sh", "Jobs for your own workers")
+        assert '"name": "Ada"' in (done := sh(jobs)) or '"name":"Ada"' in done
+        assert "succeeded" in done
         serving.terminate()
         assert serving.wait(CONDITION_TIMEOUT_SECONDS) == 0
     finally:
@@ -224,7 +227,14 @@ def test_your_own_postgresql(terminals: Terminals) -> None:
 
 def test_every_command_is_one_of_these() -> None:
     """No section has commands that the tests above do not run; and the tests are what .ci/run runs."""
-    tried = ("Try it", "Use the PostgreSQL you have", "Publish", "Configuration", "Operate")
+    tried = (
+        "Try it",
+        "Use the PostgreSQL you have",
+        "Publish",
+        "Configuration",
+        "Operate",
+        "Jobs for your own workers",
+    )
     run = [block for heading in tried for block in blocks("sh", heading)]
     assert sorted([*run, TEST_COMMAND]) == sorted(text for kind, text in fences(README) if kind == "sh")
     assert (ROOT / ".ci" / "run").read_text().endswith(f"exec {TEST_COMMAND}")
