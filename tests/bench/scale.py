@@ -6,7 +6,7 @@ PAYLOAD_BYTES = 400
 # Event types with a subscription each, so that the window of one subscription is not what is measured.
 SUBSCRIPTIONS = 10
 # webhookd's default, and so everybody's.
-CONCURRENCY = 200
+CONCURRENCY = 400
 
 
 def _full_deliveries() -> dict[str, int]:

@@ -1,38 +1,28 @@
-"""The gate before every dial: aiohttp asks it for addresses and for sockets, and it may say no.
+"""The gate before every dial: it is asked for addresses and for sockets, and may say no.
 
 Reads an AddressPolicy and our own addresses. A name is looked up once, its answer filtered, and what is left
 is dialled; the socket factory sees every address really dialled, also those that were never looked up.
 """
 
-import asyncio
-import contextlib
 import errno
 import socket
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import chain, zip_longest
 from typing import Any
-
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from webhookd.outbound.addresses import AddressPolicy, IPAddress, unmapped
 
 # A name with five hundred addresses, each a black hole, must not be dialled five hundred times.
 MAX_ADDRESSES_TRIED = 4
 
-# getaddrinfo blocks a thread until it gives up, long after our deadline: a name that DNS never answers keeps
-# one, so there are many. Lookups of one name are one (the connector's cache joins them).
-_LOOKUP_THREADS = 512
-
-# What aiohttp hands a socket factory, and aiohappyeyeballs' own name for it.
+# What aiohappyeyeballs hands a socket factory.
 AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
-Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class AddressBlocked(OSError):
-    """A dial that was refused before it was made. An OSError, for only those come through aiohttp whole."""
+    """A dial that was refused before it was made. An OSError: aiohappyeyeballs lets only those through."""
 
     def __init__(self) -> None:
         # The same words each time: from unlike errors of several addresses aiohappyeyeballs makes a new one.
@@ -69,87 +59,21 @@ class Guard:
         self.counters.dials += 1
         return socket.socket(family, kind, protocol)
 
+    def permitted(self, answers: Sequence[str], port: int) -> list[str]:
+        """Of a name's addresses the few that may be dialled, and are to be tried; AddressBlocked for none."""
+        permitted = [answer for answer in answers if _permits_text(self, answer, port)]
+        if not permitted:
+            self.counters.blocked += 1
+            raise AddressBlocked
+        if len(permitted) < len(answers):
+            self.counters.dns_mixed_answers += 1
+        return _first_of_both_families(permitted)
+
     def _is_own(self, address: IPAddress, port: int) -> bool:
         return any(
             port == own_port and (address == unmapped(own) or (own.is_unspecified and _is_here(address)))
             for own, own_port in self.own_addresses
         )
-
-
-class GuardedResolver(AbstractResolver):
-    """Looks names up, and gives aiohttp only addresses that may be dialled."""
-
-    def __init__(self, guard: Guard, lookup: Lookup) -> None:
-        self._guard = guard
-        self._lookup = lookup
-
-    async def resolve(
-        self,
-        host: str,
-        port: int = 0,
-        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002 - aiohttp's signature
-    ) -> list[ResolveResult]:
-        try:
-            answers = list(dict.fromkeys(await self._lookup(host, port)))
-        except UnicodeError as error:
-            raise socket.gaierror(socket.EAI_NONAME, "no name that DNS could hold") from error
-        if not answers:
-            raise socket.gaierror(socket.EAI_NONAME, "no address")
-        permitted = [answer for answer in answers if _permits_text(self._guard, answer, port)]
-        if not permitted:
-            self._guard.counters.blocked += 1
-            raise AddressBlocked
-        if len(permitted) < len(answers):
-            self._guard.counters.dns_mixed_answers += 1
-        return [_result(host, answer, port) for answer in _first_of_both_families(permitted)]
-
-    async def close(self) -> None:
-        """Nothing here is to be closed: the lookup belongs to the client."""
-
-
-class SystemLookup:
-    """The machine's own resolver: a thread for each name, for getaddrinfo cannot be told to give up."""
-
-    def __init__(self) -> None:
-        self._threads = 0
-
-    async def __call__(self, host: str, port: int) -> list[str]:
-        if self._threads >= _LOOKUP_THREADS:
-            raise socket.gaierror(socket.EAI_AGAIN, "too many names are being looked up")
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[str]] = loop.create_future()
-        self._threads += 1
-
-        def look_up() -> None:
-            try:
-                found: list[str] | Exception = _look_up(host, port)
-            except Exception as error:  # it is whoever asked that is to see it
-                found = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._hand_over, answer, found)
-
-        # Not of a pool: the interpreter waits at its end for a pool's threads, also for one that hangs.
-        threading.Thread(target=look_up, name="webhookd-dns", daemon=True).start()
-        return await answer
-
-    def _hand_over(self, answer: "asyncio.Future[list[str]]", found: list[str] | Exception) -> None:
-        self._threads -= 1
-        if answer.done():
-            return
-        if isinstance(found, Exception):
-            answer.set_exception(found)
-        else:
-            answer.set_result(found)
-
-
-def _look_up(host: str, port: int) -> list[str]:
-    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-    return [_with_zone(*address) for *_, address in infos]
-
-
-def _with_zone(host: Any, _port: Any, _flow: Any = 0, scope: Any = 0) -> str:
-    """An answer as text, with the interface that a link-local one is of: the policy is to see that."""
-    return f"{host}%{scope}" if scope and "%" not in host else str(host)
 
 
 def _permits_text(guard: Guard, host: str, port: int) -> bool:
@@ -177,10 +101,3 @@ def _first_of_both_families(answers: list[str]) -> list[str]:
     other = [answer for answer in answers if (":" in answer) != first_is_v6]
     pairs = chain.from_iterable(zip_longest(same, other))
     return [answer for answer in pairs if answer is not None][:MAX_ADDRESSES_TRIED]
-
-
-def _result(host: str, answer: str, port: int) -> ResolveResult:
-    family = socket.AF_INET6 if ":" in answer else socket.AF_INET
-    return ResolveResult(
-        hostname=host, host=answer, port=port, family=family, proto=0, flags=socket.AI_NUMERICHOST
-    )

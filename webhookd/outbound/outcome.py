@@ -1,9 +1,9 @@
 """What became of one request: a value, whatever happened."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-_SUCCESS = range(200, 300)
+SUCCESS = range(200, 300)  # the status decides
 
 
 class Failure(StrEnum):
@@ -18,8 +18,16 @@ class Failure(StrEnum):
     INTERNAL = "INTERNAL"  # our fault
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Unanswered(Exception):
+    """There is no status, and this is why: raised where it is known, made an Outcome by the client."""
+
+    def __init__(self, failure: Failure, detail: str = "") -> None:
+        super().__init__(failure, detail)
+        self.failure = failure
+        self.detail = detail
+
+
+class Outcome(NamedTuple):
     """Success is a 2xx, and has no error code."""
 
     response_status: int | None
@@ -32,15 +40,3 @@ class Outcome:
     @property
     def delivered(self) -> bool:
         return self.error_code is None
-
-
-def failed(failure: Failure, duration_ms: int, detail: str = "") -> Outcome:
-    """There was no status."""
-    return Outcome(None, failure.value, duration_ms, detail=detail)
-
-
-def answered(status: int, duration_ms: int, retry_after_seconds: float | None, excerpt: bytes) -> Outcome:
-    """The status decides."""
-    if status in _SUCCESS:
-        return Outcome(status, None, duration_ms, None, excerpt)
-    return Outcome(status, f"HTTP_{status}", duration_ms, retry_after_seconds, excerpt)

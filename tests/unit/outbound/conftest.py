@@ -141,7 +141,7 @@ async def make_client(tls: ssl.SSLContext, names: Names) -> AsyncIterator[MakeCl
 
     yield make
     for client in clients:
-        await client.close()
+        client.close()
 
 
 @pytest.fixture

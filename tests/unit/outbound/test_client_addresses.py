@@ -18,7 +18,8 @@ from tests.unit.outbound.test_addresses import BLOCKED_ADDRESSES
 from tests.unit.outbound.test_urls import literal
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient
-from webhookd.outbound.guard import AddressBlocked, Counters, Guard, SystemLookup
+from webhookd.outbound.guard import AddressBlocked, Counters, Guard
+from webhookd.outbound.names import SystemLookup
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -139,7 +140,7 @@ async def test_a38_a_name_that_changes_is_blocked_from_then_on(
     endpoint.answer(200, headers={"Connection": "close"})
     url = endpoint.url("/", "hooks.example")
     assert (await client.post(url, {}, b"{}", DEADLINE_SECONDS)).delivered
-    client._generation.session.connector.clear_dns_cache()  # type: ignore[union-attr]
+    client._names.forget()
     names.answers["hooks.example"] = ["127.0.0.2"]
     assert (await client.post(url, {}, b"{}", DEADLINE_SECONDS)).error_code == "ADDRESS_BLOCKED"
     assert dialled == [("127.0.0.1", endpoint.port)]

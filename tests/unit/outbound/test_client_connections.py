@@ -1,0 +1,263 @@
+"""Tests of the client's connections: which are used again, which are not, and how many there are."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from typing import Any
+
+import pytest
+
+from tests.support.endpoint import Connection, Endpoint, Request
+from tests.unit.outbound.conftest import LOOPBACK, Dialled, MakeClient, Names, until_closed
+from tests.unit.outbound.test_client_answers import DEADLINE_SECONDS, SHORT_DEADLINE_SECONDS, post
+from webhookd.outbound import connections
+from webhookd.outbound import names as names_module
+from webhookd.outbound.addresses import AddressPolicy
+from webhookd.outbound.client import ClientOptions, GuardedClient
+
+pytestmark = pytest.mark.usefixtures("nothing_left_open")
+
+OK = b"HTTP/1.1 200 X\r\nContent-Length: 2\r\n\r\nok"
+
+
+async def test_more_than_was_asked_for_ends_the_connection(client: GuardedClient, endpoint: Endpoint) -> None:
+    """A second answer in the packet of the first would be taken for the next request's."""
+    endpoint.garbage(OK + b"HTTP/1.1 500 X\r\nRetry-After: 9\r\n\r\n")
+    outcome = await post(client, endpoint)
+    assert (outcome.response_status, outcome.response_excerpt) == (200, b"ok")
+    endpoint.answer(200)
+    assert (await post(client, endpoint)).delivered
+    assert [request.connection for request in endpoint.requests] == [1, 2]
+
+
+async def test_an_endpoint_that_speaks_unasked_is_not_listened_to(
+    client: GuardedClient, endpoint: Endpoint, sockets: list[socket.socket]
+) -> None:
+    """An answer in advance of the request that it is for closes the connection that it came by."""
+
+    async def answer_twice(_: Request, connection: Connection) -> bool:
+        await connection.send(OK)
+        await asyncio.sleep(0.1)  # so that the first is taken for the answer, and the connection kept
+        await connection.send(b"HTTP/1.1 500 X\r\n\r\n")
+        return True
+
+    endpoint.behave(answer_twice)
+    assert (await post(client, endpoint)).delivered
+    await until_closed(sockets)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.0 200 X\r\n", b"HTTP/1.1 200 X\r\nConnection: close\r\n"])
+async def test_a_connection_that_the_endpoint_does_not_keep_is_not_kept(
+    client: GuardedClient, endpoint: Endpoint, head: bytes
+) -> None:
+    """Nothing is sent to a side that has said goodbye."""
+
+    async def answer(_: Request, connection: Connection) -> bool:
+        await connection.send(head + b"Content-Length: 0\r\n\r\n")
+        return True
+
+    endpoint.behave(answer)
+    for _ in range(2):
+        assert (await post(client, endpoint)).delivered
+    assert [request.connection for request in endpoint.requests] == [1, 2]
+
+
+async def test_a_body_that_ends_with_the_connection_is_whole(
+    client: GuardedClient, endpoint: Endpoint
+) -> None:
+    """Without a length the end of the connection is the end of the body."""
+    endpoint.garbage(b"HTTP/1.1 201 X\r\n\r\nall of it")
+    outcome = await post(client, endpoint)
+    assert (outcome.response_status, outcome.response_excerpt) == (201, b"all of it")
+
+
+async def test_an_endless_chunk_extension_is_cut(make_client: MakeClient, endpoint: Endpoint) -> None:
+    """What is neither head nor body is bounded, too; the status was there."""
+    client = make_client(max_response_bytes=10_000)
+
+    async def extend(_: Request, connection: Connection) -> bool:
+        await connection.send(b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n2;a=")
+        while True:
+            await connection.send(b"a" * 8192)
+
+    endpoint.behave(extend)
+    assert (await post(client, endpoint)).delivered
+
+
+async def test_an_endless_line_of_a_head_is_a_protocol_error(
+    client: GuardedClient, endpoint: Endpoint
+) -> None:
+    """It is cut while it comes: nobody waits for its end."""
+
+    async def speak(_: Request, connection: Connection) -> bool:
+        await connection.send(b"HTTP/1.1 200 X\r\na: ")
+        while True:
+            await connection.send(b"a" * 8192)
+
+    endpoint.behave(speak)
+    assert (await post(client, endpoint)).error_code == "PROTOCOL_ERROR"
+
+
+async def test_interim_answers_without_end_are_a_protocol_error(
+    client: GuardedClient, endpoint: Endpoint
+) -> None:
+    """A hundred of them say no more than one, and the deadline is for endpoints that work."""
+
+    async def hesitate(_: Request, connection: Connection) -> bool:
+        while True:
+            await connection.send(b"HTTP/1.1 102 X\r\n\r\n" * 100)
+
+    endpoint.behave(hesitate)
+    assert (await post(client, endpoint)).error_code == "PROTOCOL_ERROR"
+
+
+async def test_a_large_body_to_an_endpoint_that_does_not_read_is_a_timeout(
+    client: GuardedClient, endpoint: Endpoint
+) -> None:
+    """The deadline is over the sending, too."""
+    endpoint.answer_unread("/")
+    endpoint.hang("/")
+    outcome = await client.post(endpoint.url(), {}, bytes(50_000_000), SHORT_DEADLINE_SECONDS)
+    assert outcome.error_code == "TIMEOUT"
+
+
+async def test_a_header_of_the_subscriptions_own_takes_the_place_of_ours(
+    client: GuardedClient, endpoint: Endpoint
+) -> None:
+    """`Accept` is the one that both may give."""
+    await client.post(endpoint.url(), {"Accept": "text/plain"}, b"{}", DEADLINE_SECONDS)
+    lines = [line.lower() for line in endpoint.requests[0].header_lines]
+    assert [line for line in lines if line.startswith("accept:")] == ["accept: text/plain"]
+
+
+async def test_a_kept_connection_is_closed_when_its_time_is_over(
+    client: GuardedClient,
+    endpoint: Endpoint,
+    sockets: list[socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without any further request: before the endpoint closes it."""
+    monkeypatch.setattr(connections, "_KEEPALIVE_SECONDS", 0.05)
+    assert (await post(client, endpoint)).delivered
+    await until_closed(sockets)
+    assert (await post(client, endpoint)).delivered
+    assert [request.connection for request in endpoint.requests] == [1, 2]
+
+
+async def test_kept_connections_are_bounded(
+    client: GuardedClient,
+    endpoint: Endpoint,
+    names: Names,
+    tls: ssl.SSLContext,
+    sockets: list[socket.socket],
+) -> None:
+    """For a new one the one that was kept longest is given up; the others are used again."""
+    client.reconfigure(ClientOptions(AddressPolicy.of(LOOPBACK), tls, max_connections=3))
+    hosts = [f"{number}.hooks.example" for number in range(5)]
+    names.answers = {host: ["127.0.0.1"] for host in hosts}
+    for host in (*hosts, *hosts[2:]):
+        assert (await client.post(endpoint.url("/", host), {}, b"{}", DEADLINE_SECONDS)).delivered
+    await until_closed(sockets[:2])
+    assert [made.fileno() == -1 for made in sockets] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "127.0.0.1."])
+async def test_a24_the_machines_resolver_is_not_asked_for_a_number(
+    tls: ssl.SSLContext, dialled: Dialled, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """It would answer with the address that the number stands for, and loopback is allowed here."""
+
+    def getaddrinfo(_: str, port: int, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    async with GuardedClient(ClientOptions(AddressPolicy.of(LOOPBACK), tls)) as client:
+        outcome = await client.post(f"https://{host}/", {}, b"{}", DEADLINE_SECONDS)
+    assert outcome.error_code == "ADDRESS_BLOCKED"
+    assert dialled == []
+
+
+async def test_what_an_interim_answer_says_is_not_the_answers(
+    client: GuardedClient, endpoint: Endpoint
+) -> None:
+    """The wish to come back later is that of the status."""
+    endpoint.garbage(b"HTTP/1.1 103 X\r\nRetry-After: 9\r\n\r\nHTTP/1.1 503 X\r\nRetry-After: 1\r\n\r\n")
+    assert (await post(client, endpoint)).retry_after_seconds == 1.0
+
+
+async def test_a_dial_that_outlasts_the_deadline_sends_nothing(
+    client: GuardedClient, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where whoever dials swallows the cancellation: the lease may be over by then."""
+    dialler = client._connections._dialler
+    dial = dialler.dial
+
+    async def dial_on(*arguments: Any) -> Any:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await dial(*arguments)
+
+    monkeypatch.setattr(dialler, "dial", dial_on)
+    assert (await post(client, endpoint, SHORT_DEADLINE_SECONDS)).error_code == "TIMEOUT"
+    assert endpoint.requests == []
+
+
+async def test_a_client_that_is_closed_while_it_dials_sends_nothing(
+    client: GuardedClient, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that comes after the closing is closed, too."""
+    dialler = client._connections._dialler
+    dial = dialler.dial
+    dials, go_on = asyncio.Event(), asyncio.Event()
+
+    async def dial_slowly(*arguments: Any) -> Any:
+        dials.set()
+        await go_on.wait()
+        return await dial(*arguments)
+
+    monkeypatch.setattr(dialler, "dial", dial_slowly)
+    request = asyncio.create_task(post(client, endpoint))
+    await dials.wait()
+    client.close()
+    go_on.set()
+    assert (await request).error_code == "INTERNAL"
+    assert endpoint.requests == []
+
+
+async def test_a_client_that_is_closed_while_it_asks_for_a_name_answers_with_an_outcome(
+    tls: ssl.SSLContext,
+) -> None:
+    """Nobody cancelled the request, so it does not end as if somebody had."""
+    asked = asyncio.Event()
+
+    async def never(_: str, __: int) -> list[str]:
+        asked.set()
+        await asyncio.Event().wait()
+        return []
+
+    client = GuardedClient(ClientOptions(AddressPolicy(), tls), never)
+    request = asyncio.create_task(client.post("https://hooks.example/", {}, b"{}", DEADLINE_SECONDS))
+    await asked.wait()
+    client.close()
+    assert (await request).error_code == "INTERNAL"
+
+
+async def test_a_thread_that_cannot_be_started_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the machine has threads again, names are looked up again."""
+
+    def getaddrinfo(_: str, port: int, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(names_module, "_LOOKUP_THREADS", 1)
+    lookup = names_module.SystemLookup()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            await lookup("hooks.example", 443)
+    assert await lookup("hooks.example", 443) == ["127.0.0.1"]
