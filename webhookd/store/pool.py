@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import asyncpg
 
 from webhookd.model.errors import DatabaseBusy, DatabaseUnavailable
+from webhookd.store.confirmed import ConfirmedConnection
 from webhookd.store.connection import CONNECT_TIMEOUT_SECONDS, Connection, connected, is_pooled
 from webhookd.store.errors import translated
 
@@ -65,6 +66,7 @@ class Pool:
                 command_timeout=COMMAND_TIMEOUT_SECONDS,
                 statement_cache_size=0 if pooled else STATEMENTS_KEPT,
                 server_settings=settings,
+                connection_class=ConfirmedConnection,
                 init=self._opened,
                 reset=_nothing_to_reset,
             )
