@@ -55,6 +55,14 @@ grant select, insert, update on webhookd.job_queue, webhookd.job_workflow, webho
 grant select, update on webhookd.settings to webhookd_jobs;
 grant select, insert on webhookd.job_command_run to webhookd_jobs;
 grant select, update, delete on webhookd.job_event_queue to webhookd_jobs;
-grant select on webhookd.job_queue, webhookd.job_workflow, webhookd.job_command_run, webhookd.job_kind_policy,
-    webhookd.job_event_registry, webhookd.job_event_queue, webhookd.settings, webhookd.v_job_queue_backlog,
-    webhookd.v_job_queue_in_progress, webhookd.v_job_queue_dead_letter_open to workflow_admin, webhookd_reader;
+grant select on webhookd.job_workflow, webhookd.job_command_run, webhookd.job_kind_policy, webhookd.job_event_registry,
+    webhookd.job_event_queue, webhookd.settings, webhookd.v_job_queue_backlog, webhookd.v_job_queue_in_progress,
+    webhookd.v_job_queue_dead_letter_open to workflow_admin, webhookd_reader;
+-- All but lease_token: who has that holds the job, so a claim hands it out and nobody can look it up.
+grant select (
+    job_id, job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, payload_classification,
+    executor, status, attempts, last_error, last_error_at, lease_name, lease_holder, leased_until, process_after, deadline_at,
+    priority, correlation_id, causation_event_id, parent_job_id, workflow_id, enqueued_by, enqueued_at, started_at, finished_at,
+    source_system, result_ref, last_error_code, lease_ttl_seconds, lease_recoveries, status_signal, scheduled, cancel_reason,
+    cleaned_from)
+    on webhookd.job_queue to workflow_admin, webhookd_reader;

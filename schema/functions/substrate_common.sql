@@ -124,3 +124,24 @@ returns void
 language sql as $$
     select webhookd.record_alike_moves(command, actor, array[job_id], array[from_status], to_status, lifecycle_event, detail)
 $$;
+
+-- What an operator decided, about no job in particular.
+create or replace function webhookd.record_decision(command text, actor text, detail jsonb) returns void
+language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+    insert into job_command_run (command, actor, detail)
+    values (record_decision.command, record_decision.actor, record_decision.detail)
+$$;
+
+-- A job for whoever means to move it: who comes second waits, and finds it moved. A row of nulls if there is none.
+create or replace function webhookd.lock_work(wanted_id uuid) returns webhookd.job_queue
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off as $$
+declare
+    job job_queue;
+begin
+    perform require(wanted_id is not null, 'job_id must not be null');
+    select q.* into job from job_queue q where q.job_id = wanted_id for no key update;
+    return job;
+end
+$$;

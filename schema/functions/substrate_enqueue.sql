@@ -50,11 +50,13 @@ begin
     insert into job_queue as q (
         job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, executor, process_after,
         scheduled, deadline_at, priority, correlation_id, causation_event_id, parent_job_id, workflow_id, enqueued_by,
-        source_system)
+        enqueued_at, source_system)
     values (
         p_kind, p_event_domain, p_idempotency_key, p_source_ref, p_target_ref, p_payload_ref, p_safe_payload, p_executor,
         start_at, start_at > now(), p_deadline_at, p_priority, p_correlation_id, p_causation_event_id, p_parent_job_id,
-        p_workflow_id, p_actor, p_source_system)
+        p_workflow_id, p_actor,
+        clock_timestamp(),  -- not the transaction's: of its jobs the first in is the first out
+        p_source_system)
     on conflict (job_kind, idempotency_key) do nothing
     returning q.* into job;
     if found then
@@ -106,16 +108,15 @@ declare
     dead job_queue;
     job job_queue;
 begin
-    perform require(p_job_id is not null, 'job_id must not be null');
+    perform require(p_job_id is not null, 'job_id must not be null');  -- also while it is off
     perform require_label('actor', p_actor, 200);
     perform require(p_deadline_at is null or p_deadline_at between '0001-01-02' and '9999-12-30',
                     'deadline_at must be a time of the years 1 to 9999');
     if not job_substrate_enabled() then
         return refused('job_substrate_disabled');
     end if;
-    -- Locked: who comes second waits, and finds it requeued.
-    select q.* into dead from job_queue q where q.job_id = p_job_id for no key update;
-    if not found then
+    dead := lock_work(p_job_id);
+    if dead.job_id is null then
         return refused('unknown_job');
     end if;
     select q.* into job from job_queue q where q.job_kind = dead.job_kind and q.idempotency_key = 'requeue:' || dead.job_id;
@@ -129,11 +130,11 @@ begin
     insert into job_queue as q (
         job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, payload_classification,
         executor, deadline_at, priority, correlation_id, causation_event_id, parent_job_id, workflow_id, enqueued_by,
-        source_system)
+        enqueued_at, source_system)
     values (
         dead.job_kind, dead.event_domain, 'requeue:' || dead.job_id, dead.source_ref, dead.target_ref, dead.payload_ref,
         dead.safe_payload, dead.payload_classification, dead.executor, p_deadline_at, dead.priority, dead.correlation_id,
-        dead.causation_event_id, dead.job_id, dead.workflow_id, p_actor, dead.source_system)
+        dead.causation_event_id, dead.job_id, dead.workflow_id, p_actor, clock_timestamp(), dead.source_system)
     returning q.* into job;
     update job_queue q set status = 'cancelled', cancel_reason = 'requeued', finished_at = now() where q.job_id = dead.job_id;
     perform record_job_moves(

@@ -6,6 +6,9 @@ create or replace function webhookd.fn_job_register_event(
     p_event_type text, p_kind text, p_executor text, p_actor text, p_priority integer default 0, p_active boolean default true)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    wanted constant jsonb := jsonb_build_object(
+        'event_type', p_event_type, 'job_kind', p_kind, 'executor', p_executor, 'priority', p_priority, 'active', p_active);
 begin
     perform require(is_event_type(p_event_type),
                     'event_type must be 1 to 100 characters: words of letters, digits and _, joined by dots');
@@ -20,9 +23,12 @@ begin
     values (p_event_type, p_kind, p_executor, p_priority, p_active, p_actor)
     on conflict (event_type, job_kind) do update
     set executor = excluded.executor, priority = excluded.priority, active = excluded.active,
-        registered_by = excluded.registered_by, registered_at = now();
-    return jsonb_build_object('refused', false, 'event_type', p_event_type, 'job_kind', p_kind, 'executor', p_executor,
-                              'priority', p_priority, 'active', p_active);
+        registered_by = excluded.registered_by, registered_at = now()
+    where (r.executor, r.priority, r.active) <> (excluded.executor, excluded.priority, excluded.active);
+    if found then
+        perform record_decision('fn_job_register_event', p_actor, wanted);
+    end if;
+    return wanted || '{"refused": false}';
 end
 $$;
 grant execute on function webhookd.fn_job_register_event(text, text, text, text, integer, boolean) to workflow_admin;
@@ -36,6 +42,7 @@ language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
+    began_at constant timestamptz := clock_timestamp();
     taken_ids bigint[];
     made_ids uuid[];
 begin
@@ -52,9 +59,11 @@ begin
     ), made as (
         insert into job_queue (
             job_kind, event_domain, idempotency_key, payload_ref, safe_payload, executor, priority, correlation_id,
-            causation_event_id, enqueued_by, source_system)
+            causation_event_id, enqueued_by, enqueued_at, source_system)
         select r.job_kind, 'general', 'event:' || e.id, 'event:' || e.id, jsonb_build_object('event_type', e.event_type),
-               r.executor, r.priority, e.correlation_id, e.id, r.registered_by, 'webhookd'
+               r.executor, r.priority, e.correlation_id, e.id, r.registered_by,
+               -- The first event's job is the first to be claimed.
+               began_at + row_number() over (order by e.id, r.job_kind) * interval '1 microsecond', 'webhookd'
         from taken e join job_event_registry r on r.event_type = e.event_type and r.active
         on conflict (job_kind, idempotency_key) do nothing
         returning job_id, causation_event_id

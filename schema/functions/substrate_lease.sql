@@ -7,8 +7,10 @@
 -- Two indexes of what is queued: ix_job_queue_claim_order for what can be claimed, in the order of claiming, and
 -- ix_job_queue_scheduled for what was enqueued for a later time, of which those that came due go over first, a hundred a call.
 -- So neither the finished jobs nor those of next week are walked through. What is past its deadline is left to the reaper.
+-- Who claims for another, as the API does for whoever has a token, says who that is (`p_actor`); else it is the holder's word.
 create or replace function webhookd.fn_job_claim(
-    p_kind text, p_executor text, p_lease_name text, p_lease_holder text, p_lease_ttl_seconds double precision)
+    p_kind text, p_executor text, p_lease_name text, p_lease_holder text, p_lease_ttl_seconds double precision,
+    p_actor text default null)
 returns jsonb
 language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
@@ -23,6 +25,7 @@ begin
     perform require_label('lease_holder', p_lease_holder, 200);
     perform require(p_lease_ttl_seconds > 0 and p_lease_ttl_seconds <= 86400,
                     'lease_ttl_seconds must be above 0 and at most 86400');
+    perform require_label('actor', p_actor, 200, optional => true);
     if not job_substrate_enabled() then
         return refused('job_substrate_disabled');
     end if;
@@ -51,8 +54,9 @@ begin
     if not found then
         return refused('nothing_to_claim');
     end if;
-    perform record_job_move('fn_job_claim', p_lease_holder, job.job_id, 'queued', 'leased', 'leased',
-                            jsonb_build_object('lease_name', job.lease_name, 'leased_until', job.leased_until));
+    perform record_job_move('fn_job_claim', coalesce(p_actor, p_lease_holder), job.job_id, 'queued', 'leased', 'leased',
+                            jsonb_build_object('lease_name', job.lease_name, 'lease_holder', job.lease_holder,
+                                               'leased_until', job.leased_until));
     return jsonb_build_object(
         'refused', false, 'job_id', job.job_id, 'job_kind', job.job_kind, 'executor', job.executor,
         'event_domain', job.event_domain, 'idempotency_key', job.idempotency_key, 'source_ref', job.source_ref,
@@ -66,8 +70,19 @@ begin
         'claimed_at', now());
 end
 $$;
-grant execute on function webhookd.fn_job_claim(text, text, text, text, double precision) to workflow_admin, dot_executor;
+grant execute on function webhookd.fn_job_claim(text, text, text, text, double precision, text) to workflow_admin, dot_executor;
 
+
+-- Why a token does not speak for a job; null if it does.
+create or replace function webhookd.lease_refusal(job webhookd.job_queue, token uuid) returns jsonb
+language plpgsql as $$
+begin
+    perform webhookd.require(token is not null, 'lease_token must not be null');
+    return case when job.job_id is null then webhookd.refused('unknown_job')
+                when job.lease_token is distinct from token then
+                    webhookd.refused('stale_lease', jsonb_build_object('status', job.status)) end;
+end
+$$;
 
 -- The holder is alive, and how it goes: renews the lease by its length. The first call is the start of the work.
 create or replace function webhookd.fn_job_progress(
@@ -78,17 +93,16 @@ set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mod
 set enable_seqscan = off as $$
 declare
     job job_queue;
+    refusal jsonb;
     before text;
 begin
-    perform require(p_job_id is not null, 'job_id must not be null');
     perform require_label('status_signal_only', p_status_signal_only, 500, optional => true);
-    perform require(p_lease_token is not null, 'lease_token must not be null');
     perform require_label('actor', p_actor, 200);
-    select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
-    if not found then
-        return refused('unknown_job');
-    end if;
-    if job.lease_token is distinct from p_lease_token or job.status not in ('leased','in_progress') then
+    job := lock_work(p_job_id);
+    refusal := lease_refusal(job, p_lease_token);
+    if refusal is not null then
+        return refusal;
+    elsif job.status not in ('leased','in_progress') then
         return refused('stale_lease', jsonb_build_object('status', job.status));
     end if;
     before := job.status;
@@ -99,9 +113,11 @@ begin
         status_signal = coalesce(p_status_signal_only, q.status_signal)
     where q.job_id = p_job_id
     returning q.* into job;
-    perform record_job_move('fn_job_progress', p_actor, job.job_id, before, 'in_progress',
-                            case when before = 'leased' then 'started' end,
-                            jsonb_strip_nulls(jsonb_build_object('signal', p_status_signal_only)));
+    -- A renewal is no move, and there is no end to them: it writes nothing but the lease and the signal.
+    if before = 'leased' then
+        perform record_job_move('fn_job_progress', p_actor, job.job_id, before, 'in_progress', 'started',
+                                jsonb_strip_nulls(jsonb_build_object('signal', p_status_signal_only)));
+    end if;
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'leased_until', job.leased_until,
                               'started', before = 'leased', 'deadline_at', job.deadline_at);
 end
@@ -109,43 +125,69 @@ $$;
 grant execute on function webhookd.fn_job_progress(uuid, text, uuid, text) to workflow_admin, dot_executor;
 
 
--- Done. The same report again, after its answer was lost, is a duplicate and changes nothing.
+-- What a report made of a job.
+create or replace function webhookd.report_told(command text, job webhookd.job_queue, is_duplicate boolean) returns jsonb
+language sql stable as $$
+    select jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
+                              'duplicate', is_duplicate)
+        || case when command <> 'fn_job_succeed'
+                then jsonb_build_object('max_attempts', (webhookd.job_policy(job.job_kind)).max_attempts) else '{}' end
+        || case when job.status = 'retry_waiting' then jsonb_build_object('process_after', job.process_after) else '{}' end
+$$;
+
+-- What a report on a locked job is told that changes nothing: its token does not speak for the job; or its lease has reported.
+-- The same report, sent again because its answer was lost, is a duplicate: by the same function, which the ledger knows, and
+-- where it matters with the same words (`is_same`). One that says otherwise is refused. Null: this is the lease's first word.
+create or replace function webhookd.unmoved_by_report(command text, job webhookd.job_queue, token uuid, is_same boolean)
+returns jsonb
+language plpgsql security definer
+set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+declare
+    refusal constant jsonb := lease_refusal(job, token);
+begin
+    if refusal is not null then
+        return refusal;
+    elsif job.status in ('leased','in_progress') then
+        return null;
+    elsif is_same and command = (
+        select r.command from job_command_run r where r.job_id = job.job_id and r.to_status in ('succeeded','failed')
+        order by r.run_id desc limit 1)
+    then
+        return report_told(command, job, true);
+    end if;
+    return refused('already_reported', jsonb_build_object('status', job.status));
+end
+$$;
+
+-- Done.
 create or replace function webhookd.fn_job_succeed(p_job_id uuid, p_lease_token uuid, p_result_ref text, p_actor text)
 returns jsonb
 language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off as $$
 declare
+    command constant text := 'fn_job_succeed';
     job job_queue;
+    unmoved jsonb;
     before text;
 begin
-    perform require(p_job_id is not null, 'job_id must not be null');
-    perform require(p_lease_token is not null, 'lease_token must not be null');
     perform require_label('result_ref', p_result_ref, 2000, optional => true);
     perform require_label('actor', p_actor, 200);
-    select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
-    if not found then
-        return refused('unknown_job');
-    end if;
-    if job.lease_token is distinct from p_lease_token then
-        return refused('stale_lease', jsonb_build_object('status', job.status));
+    job := lock_work(p_job_id);
+    unmoved := unmoved_by_report(command, job, p_lease_token, job.result_ref is not distinct from p_result_ref);
+    if unmoved is not null then
+        return unmoved;
     end if;
     before := job.status;
-    if before = 'succeeded' or job.cleaned_from = 'succeeded' then
-        return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
-                                  'duplicate', true);
-    elsif before not in ('leased','in_progress') then
-        return refused('already_reported', jsonb_build_object('status', job.status));
-    end if;
     update job_queue q
     set status = 'succeeded', attempts = q.attempts + 1, result_ref = p_result_ref, leased_until = null,
         started_at = coalesce(q.started_at, now()), finished_at = now()
     where q.job_id = p_job_id
     returning q.* into job;
-    perform record_job_move('fn_job_succeed', p_actor, job.job_id, before, 'succeeded', 'succeeded',
+    perform record_job_move(command, p_actor, job.job_id, before, 'succeeded', 'succeeded',
                             jsonb_strip_nulls(jsonb_build_object('result_ref', p_result_ref)));
-    return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
-                              'duplicate', false);
+    return report_told(command, job, false);
 end
 $$;
 grant execute on function webhookd.fn_job_succeed(uuid, uuid, text, text) to workflow_admin, dot_executor;
@@ -161,35 +203,22 @@ set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mod
 set enable_seqscan = off as $$
 declare
     job job_queue;
-    before text;
+    unmoved jsonb;
 begin
-    perform require(failed_id is not null, 'job_id must not be null');
-    perform require(token is not null, 'lease_token must not be null');
     perform require_label('actor', actor, 200);
-    select q.* into job from job_queue q where q.job_id = failed_id for no key update;
-    if not found then
-        return refused('unknown_job');
+    job := lock_work(failed_id);
+    -- Whatever its words: what is decided by a failure is whether it was for good.
+    unmoved := unmoved_by_report(command, job, token, true);
+    if unmoved is not null then
+        return unmoved;
     end if;
-    if job.lease_token is distinct from token then
-        return refused('stale_lease', jsonb_build_object('status', job.status));
-    end if;
-    before := job.status;
-    if before = 'succeeded' or job.cleaned_from = 'succeeded' then
-        return refused('already_reported', jsonb_build_object('status', job.status));
-    end if;
-    if before in ('leased','in_progress') then
-        update job_queue q
-        set status = 'failed', attempts = q.attempts + 1, leased_until = null, last_error_at = now(),
-            last_error_code = coalesce(nullif(btrim(left(error_code, 100)), ''), 'UNSPECIFIED'),
-            last_error = left(error_message, 2000)
-        where q.job_id = failed_id;
-        perform settle_failed_work(command, actor, array[failed_id], array[before], permanent);
-        select q.* into job from job_queue q where q.job_id = failed_id;
-    end if;
-    return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
-                              'max_attempts', (job_policy(job.job_kind)).max_attempts,
-                              'duplicate', before not in ('leased','in_progress'))
-        || case when job.status = 'retry_waiting' then jsonb_build_object('process_after', job.process_after) else '{}' end;
+    update job_queue q
+    set status = 'failed', attempts = q.attempts + 1, leased_until = null, last_error_at = now(),
+        last_error_code = coalesce(nullif(btrim(left(error_code, 100)), ''), 'UNSPECIFIED'),
+        last_error = left(error_message, 2000)
+    where q.job_id = failed_id;
+    perform settle_failed_work(command, actor, array[failed_id], array[job.status], permanent);
+    return report_told(command, lock_work(failed_id), false);
 end
 $$;
 
@@ -220,10 +249,11 @@ begin
             finished_at = case when d.is_dead then now() end
         from decided d
         where q.job_id = d.job_id and q.job_id = any(failed_ids)
-        returning q.job_id, q.status, q.last_error_code
+        returning q.job_id, q.status, q.last_error_code, q.status_signal
     )
     select array_agg(m.status order by f.place),
-           array_agg(jsonb_build_object('error_code', m.last_error_code) order by f.place),
+           array_agg(jsonb_strip_nulls(jsonb_build_object('error_code', m.last_error_code, 'signal', m.status_signal))
+                     order by f.place),
            count(*) filter (where m.status = 'retry_waiting'), count(*) filter (where m.status = 'dead_letter')
     into statuses, details, retried, dead
     from unnest(failed_ids) with ordinality as f (job_id, place) join moved m on m.job_id = f.job_id;
@@ -266,17 +296,14 @@ set enable_seqscan = off as $$
 declare
     job job_queue;
 begin
-    perform require(p_job_id is not null, 'job_id must not be null');
     perform require_label('reason', p_reason, 500);
     perform require_label('actor', p_actor, 200);
-    select q.* into job from job_queue q where q.job_id = p_job_id for no key update;
-    if not found then
+    job := lock_work(p_job_id);
+    if job.job_id is null then
         return refused('unknown_job');
-    end if;
-    if job.status in ('leased','in_progress') then
+    elsif job.status in ('leased','in_progress') then
         return refused('running', jsonb_build_object('status', job.status));
-    end if;
-    if job.status = 'succeeded' or job.cleaned_from = 'succeeded' then
+    elsif job.status = 'succeeded' or job.cleaned_from = 'succeeded' then
         return refused('finished', jsonb_build_object('status', job.status));
     end if;
     if job.status in ('queued','retry_waiting','dead_letter') then

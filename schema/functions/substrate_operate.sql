@@ -1,12 +1,17 @@
 -- owner: webhookd_jobs
--- Owns: the operator's part: the switch, the numbers of the retry policy, and how the queue is.
+-- Owns: the operator's part: the switch, the numbers of the retry policy, and how the queue is. What changes something is in the
+-- ledger; what asks for what is so already is not.
 
 create or replace function webhookd.fn_job_enable(p_enabled boolean, p_actor text) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform require(p_enabled is not null, 'enabled must not be null');
     perform require_label('actor', p_actor, 200);
-    update settings s set value = to_jsonb(p_enabled) where s.key = 'queue.job_substrate.enabled';
+    update settings s set value = to_jsonb(p_enabled)
+    where s.key = 'queue.job_substrate.enabled' and s.value <> to_jsonb(p_enabled);
+    if found then
+        perform record_decision('fn_job_enable', p_actor, jsonb_build_object('enabled', p_enabled));
+    end if;
     return jsonb_build_object('refused', false, 'enabled', p_enabled);
 end
 $$;
@@ -47,7 +52,7 @@ begin
 
     if p_kind is null then
         update settings s set value = given -> split_part(s.key, '.', 3)
-        where starts_with(s.key, 'queue.job_substrate.') and given ? split_part(s.key, '.', 3);
+        where starts_with(s.key, 'queue.job_substrate.') and s.value <> given -> split_part(s.key, '.', 3);
     else
         insert into job_kind_policy as k
         select (jsonb_populate_record(null::job_kind_policy, given || jsonb_build_object('job_kind', p_kind))).*
@@ -55,7 +60,11 @@ begin
         set (max_attempts, base_delay_seconds, max_delay_seconds, jitter, max_lease_recoveries, retention_seconds) = (
             select n.max_attempts, n.base_delay_seconds, n.max_delay_seconds, n.jitter, n.max_lease_recoveries,
                    n.retention_seconds
-            from jsonb_populate_record(k, given) n);
+            from jsonb_populate_record(k, given) n)
+        where k is distinct from jsonb_populate_record(k, given);
+    end if;
+    if found then
+        perform record_decision('fn_job_configure', p_actor, jsonb_build_object('kind', p_kind, 'settings', given));
     end if;
     return to_jsonb(job_policy(p_kind)) - 'job_kind' || jsonb_build_object('refused', false, 'kind', p_kind);
 end

@@ -15,6 +15,7 @@ declare
     actor constant text := 'webhookd';
     lost_ids uuid[];
     lost_statuses text[];
+    lost_details jsonb[];  -- with the last word of each holder: the next one has words of its own
     given_up_ids uuid[];
     given_up_statuses text[];
     late_ids uuid[];
@@ -27,7 +28,8 @@ begin
     perform require(p_batch_size > 0, 'batch_size must be at least 1');
 
     with expired as materialized (
-        select q.job_id, q.status, q.job_kind, q.lease_recoveries, q.workflow_id, q.leased_until from job_queue q
+        select q.job_id, q.status, q.job_kind, q.lease_recoveries, q.workflow_id, q.leased_until, q.status_signal
+        from job_queue q
         where q.status in ('leased','in_progress') and q.leased_until < now()
         order by q.leased_until, q.job_id limit p_batch_size for no key update skip locked
     ), judged as (
@@ -36,10 +38,12 @@ begin
     )
     select coalesce(array_agg(j.job_id) filter (where not j.given_up), '{}'),
            coalesce(array_agg(j.status) filter (where not j.given_up), '{}'),
+           array_agg(jsonb_strip_nulls(jsonb_build_object('error_code', 'LEASE_EXPIRED', 'signal', j.status_signal)))
+               filter (where not j.given_up),
            coalesce(array_agg(j.job_id) filter (where j.given_up), '{}'),
            coalesce(array_agg(j.status) filter (where j.given_up), '{}'),
            array_agg(j.workflow_id) filter (where j.given_up)
-    into lost_ids, lost_statuses, given_up_ids, given_up_statuses, workflow_ids
+    into lost_ids, lost_statuses, lost_details, given_up_ids, given_up_statuses, workflow_ids
     from judged j;
 
     with late as materialized (
@@ -59,8 +63,9 @@ begin
         set status = 'queued', lease_name = null, lease_holder = null, lease_token = null, leased_until = null,
             lease_ttl_seconds = null, status_signal = null, lease_recoveries = q.lease_recoveries + 1
         where q.job_id = any(lost_ids);
-        perform record_alike_moves(command, actor, lost_ids, lost_statuses, 'queued', 'lease_recovered',
-                                   '{"error_code": "LEASE_EXPIRED"}');
+        perform record_job_moves(
+            command, actor, lost_ids, lost_statuses, array_fill('queued'::text, array[cardinality(lost_ids)]),
+            array_fill('lease_recovered'::text, array[cardinality(lost_ids)]), lost_details);
     end if;
 
     if given_up_ids <> '{}' then

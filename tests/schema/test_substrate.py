@@ -1,8 +1,10 @@
 """The job substrate's functions: what each answers, moves, writes down and tells; and what it refuses."""
 
 import json
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 import asyncpg
@@ -13,6 +15,8 @@ from tests.support.substrate import ACTOR, KIND, TTL_SECONDS, Answer, Status, Su
 
 if TYPE_CHECKING:
     from tests.support.database import Database
+
+Report: TypeAlias = Callable[[Answer], Awaitable[Answer]]
 
 DISABLED = {"refused": True, "reason": "job_substrate_disabled"}
 NOTHING = {"refused": True, "reason": "nothing_to_claim"}
@@ -159,6 +163,30 @@ async def test_the_claim_takes_the_most_urgent_then_the_oldest(substrate: Substr
     assert (row["status"], row["cancel_reason"]) == ("cancelled", "deadline_passed")
 
 
+async def test_jobs_of_one_transaction_come_out_as_they_went_in(substrate: Substrate) -> None:
+    """Enqueued one by one, spawned of a batch of events, or requeued: the first in is the first out."""
+    async with substrate.daemon.transaction():
+        enqueued = [await substrate.enqueue() for _ in range(20)]
+    leases = [await substrate.claim() for _ in enqueued]
+    assert [lease["job_id"] for lease in leases] == enqueued
+
+    for lease in leases:
+        await substrate.fail(lease, permanent=True)
+    async with substrate.daemon.transaction():
+        requeued = [(await substrate.requeue(job_id))["job_id"] for job_id in enqueued]
+    assert [(await substrate.claim())["job_id"] for _ in requeued] == requeued
+
+    await substrate.call(
+        "fn_job_register_event", p_event_type="a.b", p_kind="spawned", p_executor="DOT", p_actor=ACTOR
+    )
+    events = await substrate.daemon.fetch(
+        "select webhookd.publish('a.b', '{}') as id from generate_series(1, 20)"
+    )
+    assert (await substrate.call("fn_job_spawn_from_events"))["jobs"] == len(events)
+    spawned = [(await substrate.claim(kind="spawned"))["causation_event_id"] for _ in events]
+    assert spawned == [event["id"] for event in events]
+
+
 async def test_a_claim_hands_out_the_job_and_its_lease(substrate: Substrate) -> None:
     """All that an executor needs, and a lease of the length that it asked for."""
     job_id = await substrate.enqueue(
@@ -195,17 +223,19 @@ async def test_a_claim_hands_out_the_job_and_its_lease(substrate: Substrate) -> 
 
 
 async def test_the_way_of_a_job_is_told_and_written_down(substrate: Substrate) -> None:
-    """Each move has its event and its row of the ledger; a renewal has a row, and no event."""
+    """Each move has its event and its row of the ledger; a renewal, of which there is no end, has neither."""
     job_id = await substrate.enqueue(p_correlation_id="c-1")
     lease = await substrate.claim()
     first = await substrate.progress(lease, "begun")
     await substrate.superuser.execute(
         "update webhookd.job_queue set leased_until = now() + interval '1 second' where job_id = $1", job_id
     )
-    second = await substrate.progress(lease)
+    second = await substrate.progress(lease, "half done")
     assert (first["started"], second["started"]) == (True, False)
     row = await substrate.row(job_id)
-    assert row["status_signal"] == "begun"
+    assert row["status_signal"] == "half done"
+    await substrate.progress(lease)
+    assert (await substrate.row(job_id))["status_signal"] == "half done"
     assert row["leased_until"] > row["started_at"] + timedelta(seconds=TTL_SECONDS - 1)
     done = await substrate.succeed(lease, "result-1")
     assert said(done, "status", "attempts", "duplicate") == ("succeeded", 1, False)
@@ -214,7 +244,6 @@ async def test_the_way_of_a_job_is_told_and_written_down(substrate: Substrate) -
         ("fn_job_enqueue", None, "queued"),
         ("fn_job_claim", "queued", "leased"),
         ("fn_job_progress", "leased", "in_progress"),
-        ("fn_job_progress", "in_progress", "in_progress"),
         ("fn_job_succeed", "in_progress", "succeeded"),
     ]
     events = await substrate.daemon.fetch(
@@ -239,11 +268,12 @@ async def test_the_way_of_a_job_is_told_and_written_down(substrate: Substrate) -
 
 async def test_a_rollback_takes_the_event_with_it(substrate: Substrate) -> None:
     """Job, ledger and event are one transaction, the caller's."""
+    before = await contents(substrate)
     transaction = substrate.daemon.transaction()
     await transaction.start()
     await substrate.enqueue()
     await transaction.rollback()
-    assert await contents(substrate) == []
+    assert await contents(substrate) == before
 
 
 async def test_the_token_decides(substrate: Substrate) -> None:
@@ -285,24 +315,81 @@ async def test_the_token_decides(substrate: Substrate) -> None:
     ]
 
 
-async def test_the_same_report_again_is_a_duplicate(substrate: Substrate) -> None:
-    """After its answer was lost: nothing changes; the opposite report of that lease is refused."""
-    await substrate.enqueue()
-    lease = await substrate.claim()
-    await substrate.succeed(lease)
-    before = await contents(substrate)
-    assert said(await substrate.succeed(lease), "refused", "duplicate") == (False, True)
-    assert said(await substrate.fail(lease), "refused", "reason") == (True, "already_reported")
-    assert said(await substrate.progress(lease), "refused", "reason") == (True, "stale_lease")
-    assert await contents(substrate) == before
+async def test_the_ledger_keeps_the_last_word_of_a_holder_that_died(substrate: Substrate) -> None:
+    """With the recovery of its lease: renewals are not written down, and the next holder says its own."""
+    await substrate.configure(KIND, max_lease_recoveries=1)
+    job_id = await substrate.enqueue()
+    for last_word in ("page 40 of 100", "page 41 of 100"):
+        lease = await substrate.claim()
+        await substrate.progress(lease, "page 1 of 100")
+        await substrate.progress(lease, last_word)
+        await substrate.expire(job_id)
+        await substrate.reap()
+    details = await substrate.daemon.fetch(
+        "select detail from webhookd.job_command_run where command = 'fn_job_lease_reaper' order by run_id"
+    )
+    assert [json.loads(row["detail"]) for row in details] == [
+        {"error_code": "LEASE_EXPIRED", "signal": "page 40 of 100"},
+        {"error_code": "LEASE_EXPIRED", "signal": "page 41 of 100"},
+        {"error_code": "LEASE_EXPIRED", "signal": "page 41 of 100"},
+    ]
 
-    await substrate.enqueue()
-    lease = await substrate.claim()
-    await substrate.fail(lease)
-    before = await contents(substrate)
-    assert said(await substrate.fail(lease), "status", "duplicate") == ("retry_waiting", True)
-    assert said(await substrate.succeed(lease), "reason", "status") == ("already_reported", "retry_waiting")
-    assert await contents(substrate) == before
+
+async def test_the_same_report_again_is_a_duplicate(substrate: Substrate) -> None:
+    """After its answer was lost: nothing changes, wherever the job has gone since, until others lease it."""
+    await substrate.configure(retention_seconds=0)
+    reports: list[tuple[Report, list[str]]] = [
+        (substrate.succeed, ["succeeded", "cleaned"]),
+        (substrate.fail, ["retry_waiting", "queued", "cancelled", "cleaned"]),
+        (partial(substrate.fail, permanent=True), ["dead_letter", "cancelled", "cleaned"]),
+    ]
+    for report, ends in reports:
+        job_id = await substrate.enqueue()
+        lease = await substrate.claim()
+        assert said(await report(lease), "status", "duplicate") == (ends[0], False)
+        for end in ends:
+            match end:
+                case "queued":
+                    await substrate.let_retries_fall_due()
+                    await substrate.reap()
+                case "cancelled":
+                    await substrate.cancel(job_id)
+                case "cleaned":
+                    await substrate.sweep()
+            before = await contents(substrate)
+            assert said(await report(lease), "refused", "status", "duplicate") == (False, end, True)
+            assert await contents(substrate) == before
+
+
+async def test_a_report_that_contradicts_the_first_is_refused(substrate: Substrate) -> None:
+    """Another outcome, or another result; whether a failure was for good, also when no attempt is left."""
+    await substrate.configure(max_attempts=2)
+    first_time: dict[str, Report] = {
+        "succeeded": partial(substrate.succeed, result_ref="result-1"),
+        "retried": substrate.fail,
+        "buried": partial(substrate.fail, permanent=True),
+    }
+    for told, report in first_time.items():
+        for attempt in (1, 2):
+            job_id = await substrate.enqueue()
+            if attempt == 2:
+                await substrate.fail(await substrate.claim(), permanent=False)
+                await substrate.let_retries_fall_due()
+                await substrate.reap()
+            lease = await substrate.claim()
+            await report(lease)
+            status, before = await substrate.status(job_id), await contents(substrate)
+            contradictions: dict[str, Report] = {
+                **{other: word for other, word in first_time.items() if other != told},
+                "with another result": partial(substrate.succeed, result_ref="result-2"),
+                "without a result": substrate.succeed,
+            }
+            for other, contradiction in contradictions.items():
+                answer = await contradiction(lease)
+                assert answer == {"refused": True, "reason": "already_reported", "status": status}, other
+            assert said(await substrate.progress(lease), "refused", "reason") == (True, "stale_lease")
+            assert await contents(substrate) == before
+            await substrate.cancel(job_id)
 
 
 async def test_failures_are_retried_by_the_sagas_formula_and_then_buried(substrate: Substrate) -> None:
@@ -562,6 +649,53 @@ async def test_lifecycle_events_are_the_substrates_alone(substrate: Substrate, d
     assert await refusal(substrate.superuser, by_hand) == "no_lifecycle_event"
 
 
+# Who
+
+
+async def test_the_ledger_says_who_called_beside_what_they_said(substrate: Substrate) -> None:
+    """A claim's actor, or else its holder, is the caller's word; the login beside it is PostgreSQL's."""
+    login = await substrate.daemon.fetchval("select session_user::text")
+    for actor, expected in [(None, "worker-1"), ("token-7", "token-7")]:
+        job_id = await substrate.enqueue()
+        await substrate.claim(holder="worker-1", actor=actor)
+        run = await substrate.daemon.fetchrow(
+            "select actor, called_by, detail ->> 'lease_holder' from webhookd.job_command_run "
+            "where job_id = $1 and command = 'fn_job_claim'",
+            job_id,
+        )
+        assert tuple(run or ()) == (expected, login, "worker-1")
+        event = "select payload ->> 'actor' from webhookd.events where event_type = 'dot.job.leased'"
+        assert await substrate.daemon.fetchval(f"{event} order by id desc limit 1") == expected
+
+
+async def test_the_ledger_says_who_decided(database: "Database") -> None:
+    """The switch, the numbers and the registry: each change has its row; a call that changes nothing none."""
+    substrate = await Substrate.open(database, enabled=False)
+    register = {"p_event_type": "a.b", "p_kind": "k", "p_executor": "DOT"}
+    for _ in range(2):
+        await substrate.call("fn_job_enable", p_enabled=True, p_actor="Ada")
+        await substrate.call("fn_job_configure", p_settings='{"max_attempts": 7}', p_actor="Ben")
+        await substrate.call("fn_job_configure", p_settings='{"jitter": 0.5}', p_actor="Cy", p_kind="k")
+        await substrate.call("fn_job_register_event", p_actor="Di", **register)
+    await substrate.call("fn_job_configure", p_settings='{"jitter": null}', p_actor="Eve", p_kind="k")
+    await substrate.call("fn_job_register_event", p_actor="Flo", p_active=False, **register)
+    await substrate.call("fn_job_enable", p_enabled=False, p_actor="Gus")
+    rows = await substrate.daemon.fetch("select * from webhookd.job_command_run order by run_id")
+    registered = {"event_type": "a.b", "job_kind": "k", "executor": "DOT", "priority": 0}
+    assert [(row["command"], row["actor"], json.loads(row["detail"])) for row in rows] == [
+        ("fn_job_enable", "Ada", {"enabled": True}),
+        ("fn_job_configure", "Ben", {"kind": None, "settings": {"max_attempts": 7}}),
+        ("fn_job_configure", "Cy", {"kind": "k", "settings": {"jitter": 0.5}}),
+        ("fn_job_register_event", "Di", registered | {"active": True}),
+        ("fn_job_configure", "Eve", {"kind": "k", "settings": {"jitter": None}}),
+        ("fn_job_register_event", "Flo", registered | {"active": False}),
+        ("fn_job_enable", "Gus", {"enabled": False}),
+    ]
+    login = await substrate.daemon.fetchval("select session_user::text")
+    assert {(row["called_by"], row["job_id"], row["to_status"]) for row in rows} == {(login, None, None)}
+    assert await substrate.daemon.fetchval("select registered_by from webhookd.job_event_registry") == "Flo"
+
+
 # Numbers
 
 
@@ -633,11 +767,11 @@ async def test_the_policy_is_the_settings_or_the_kinds(substrate: Substrate) -> 
     assert (await substrate.configure())["max_attempts"] == 7
 
 
-async def test_an_executor_may_do_its_part_and_no_more(substrate: Substrate) -> None:
+async def test_an_executor_may_do_its_part_and_no_more(substrate: Substrate, database: "Database") -> None:
     """With dot_executor alone: a job from claim to report is served; the rest is refused by PostgreSQL."""
     job_id = await substrate.enqueue()
-    await substrate.superuser.execute("set role dot_executor")
-    executor = Substrate(substrate.superuser, substrate.superuser)
+    connection = await database.connect("executor")
+    executor = Substrate(connection, connection)
     lease = await executor.claim()
     await executor.progress(lease)
     assert (await executor.fail(lease))["job_id"] == job_id

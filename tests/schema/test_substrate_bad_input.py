@@ -132,12 +132,15 @@ FUNCTIONS: dict[str, Function] = {
             "p_lease_name": "'lease'",
             "p_lease_holder": "'me'",
             "p_lease_ttl_seconds": "60",
+            "p_actor": "'me'",
         },
-        bad=[
+        frozenset({"p_actor"}),
+        [
             *not_labels("p_kind", 100),
             *executors(),
             *not_labels("p_lease_name", 200),
             *not_labels("p_lease_holder", 200),
+            *not_labels("p_actor", 200),
             *out_of_range(
                 "p_lease_ttl_seconds", "lease_ttl_seconds must be", "0", "-1", "86401", "'NaN'", "'Infinity'"
             ),

@@ -32,13 +32,15 @@ class Crew:
 
     async def work(self, name: str) -> None:
         """Claim and report until nothing is open; who dies comes back with another connection."""
-        executor = await Substrate.open(self.database)
+        superuser = await self.database.connect("superuser")
+        executor = Substrate(await self.database.connect("executor"), superuser)
+        keeper = Substrate(superuser, superuser)
         while True:
             lease = await executor.try_claim(holder=name)
             if lease["refused"]:
                 # What the daemon's service does: recover what the dead held.
-                await executor.reap()
-                health = await executor.call("fn_job_queue_health")
+                await keeper.reap()
+                health = await keeper.call("fn_job_queue_health")
                 if health["backlog"] + health["in_progress"] + health["retry_waiting"] == 0:
                     return
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
@@ -46,7 +48,7 @@ class Crew:
             self.tokens.append(lease["lease_token"])
             if self.chance.randrange(100) < DEATHS_PERCENT:
                 await self.die(executor, lease)
-                executor = Substrate(await self.database.connect("daemon"), executor.superuser)
+                executor = Substrate(await self.database.connect("executor"), superuser)
             elif (await executor.succeed(lease))["refused"] is False:
                 self.told_succeeded.append(lease["job_id"])
 

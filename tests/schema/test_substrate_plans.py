@@ -123,7 +123,8 @@ class Calls:
             assert [lease["priority"] for lease in leases] == [2] * 4
             assert (await self.claim("claim, nothing", "unknown"))["reason"] == "nothing_to_claim"
             await self.report("progress", "fn_job_progress", leases[0], p_status_signal_only="half")
-            await self.report("succeed", "fn_job_succeed", leases[0], p_result_ref="r")
+            for name in ("succeed", "succeed again"):
+                await self.report(name, "fn_job_succeed", leases[0], p_result_ref="r")
             failure = {"p_error_code": "X", "p_error_message": "x"}
             await self.report("fail", "fn_job_fail_transient", leases[1], **failure)
             await self.report("bury", "fn_job_fail_permanent", leases[2], **failure)

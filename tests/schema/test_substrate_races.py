@@ -197,6 +197,7 @@ async def two_spawners(race: Race) -> None:
 
 
 SKIP_LOCKED = "skip locked"
+LOCKING = Weakened("lock_work", "for no key update")
 ASKING = "update job_workflow w set revision = w.revision + 1 where w.workflow_id = new.workflow_id;"
 
 # Each race, and the guards without which it must be lost.
@@ -212,14 +213,14 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     a_workflow_ends_and_grows: [Weakened("ask_workflow", ASKING)],
     a_workflow_grows_and_ends: [Weakened("ask_workflow", ASKING)],
     a_recovery_while_reporting: [
-        Weakened("fn_job_succeed", "for no key update"),
-        Weakened("fn_job_succeed", "job.lease_token is distinct from p_lease_token", "false"),
+        LOCKING,
+        Weakened("lease_refusal", "job.lease_token is distinct from token", "false"),
     ],
     a_report_while_recovering: [Weakened("fn_job_lease_reaper", SKIP_LOCKED)],
     two_reapers: [Weakened("fn_job_lease_reaper", SKIP_LOCKED)],
-    two_requeues: [Weakened("fn_job_requeue", "for no key update")],
-    a_claim_and_a_cancel: [Weakened("fn_job_cancel", "for no key update")],
-    the_same_report_twice: [Weakened("fail_work", "for no key update")],
+    two_requeues: [LOCKING],
+    a_claim_and_a_cancel: [LOCKING],
+    the_same_report_twice: [LOCKING],
     two_spawners: [Weakened("fn_job_spawn_from_events", SKIP_LOCKED)],
 }
 LOSSES = [

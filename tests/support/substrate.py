@@ -93,7 +93,12 @@ class Substrate:
     # Who does it -------------------------------------------------------------------------------------------
 
     async def try_claim(
-        self, kind: str = KIND, executor: str = EXECUTOR, holder: str = "holder", ttl: float = TTL_SECONDS
+        self,
+        kind: str = KIND,
+        executor: str = EXECUTOR,
+        holder: str = "holder",
+        ttl: float = TTL_SECONDS,
+        actor: str | None = None,
     ) -> Answer:
         """Ask for the next job."""
         return await self.call(
@@ -103,6 +108,7 @@ class Substrate:
             p_lease_name="lease",
             p_lease_holder=holder,
             p_lease_ttl_seconds=ttl,
+            p_actor=actor,
         )
 
     async def claim(self, **how: Any) -> Answer:
@@ -184,8 +190,8 @@ class Substrate:
     # What is there -----------------------------------------------------------------------------------------
 
     async def row(self, job_id: str) -> Answer:
-        """A job, as it is stored."""
-        row = await self.daemon.fetchrow("select * from webhookd.job_queue where job_id = $1", job_id)
+        """A job, as it is stored, with the lease token that only a superuser can look up."""
+        row = await self.superuser.fetchrow("select * from webhookd.job_queue where job_id = $1", job_id)
         assert row is not None
         return dict(row)
 

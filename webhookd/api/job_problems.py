@@ -16,10 +16,10 @@ _WORDS = {
     "job_substrate_disabled": "the job substrate is off: `webhookd jobs enable` switches it on",
     "idempotency_conflict": "this kind and key are another job's, of other content",
     "stale_lease": "this lease token does not hold the job any more: its lease ran out, or it is over",
-    "already_reported": "this lease has reported the contrary",
+    "already_reported": "this lease has reported otherwise before: that counts",
     "running": "an executor holds it: it is left to its holder",
     "finished": "it has succeeded",
-    "already_requeued": "it was requeued before",
+    "already_requeued": "it was requeued before, as job {job_id}",
     "not_dead_letter": "only a dead letter can be requeued",
     "workflow_conflict": "this workflow is of another kind or generator",
 }
@@ -38,4 +38,5 @@ def done(result: Value | JobRefusal) -> Value:
     if result.status is not None:
         members["job_status"] = result.status
     code = _CODES.get(result.reason, result.reason)
-    raise Problem(409, code, _WORDS.get(result.reason, result.reason), **members)
+    words = _WORDS.get(result.reason, result.reason).format(job_id=result.job_id)
+    raise Problem(409, code, words, **members)

@@ -145,19 +145,26 @@ class Job(TypedDict):
     source_system: Name
 
 
-class JobRun(TypedDict):
-    """A line of the ledger: a move, or a renewal of the lease."""
+class LedgerRow(TypedDict):
+    """Who did what, and when."""
 
     run_id: Id
     command: Annotated[str, Meta(examples=["fn_job_claim"])]
-    from_status: Status | None
-    to_status: Annotated[Status, Meta(examples=["leased"])]
-    actor: Name
+    actor: Annotated[
+        Name, Meta(description="of what came by this API the token's name; else the caller's word")
+    ]
     called_by: Annotated[str, Meta(examples=["webhookd"], description="the database's login")]
-    attempts: Count
-    event_id: Annotated[Id | None, Meta(description="the event that told of it")]
     detail: Detail
     run_at: Time
+
+
+class JobRun(LedgerRow):
+    """A line of the ledger: a move."""
+
+    from_status: Status | None
+    to_status: Annotated[Status, Meta(examples=["leased"])]
+    attempts: Count
+    event_id: Annotated[Id | None, Meta(description="the event that told of it")]
 
 
 class JobWithRuns(Job):
@@ -252,4 +259,5 @@ class Substrate(TypedDict):
     policy: Policy
     kind_policies: list[KindPolicy]
     registrations: list[Registration]
+    decisions: Annotated[list[LedgerRow], Meta(description="the last 20 changes of the above, newest first")]
     queue: JobQueue

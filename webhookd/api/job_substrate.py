@@ -10,7 +10,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from webhookd.api import job_requests, job_responses
-from webhookd.api.answers import answer
+from webhookd.api.answers import answer, raw
 from webhookd.api.auth import ACTOR
 from webhookd.api.bodies import read_json
 from webhookd.api.database import Database
@@ -110,5 +110,6 @@ async def _described(connection: Connection) -> Row:
         "policy": numbers,
         "kind_policies": configuration["kinds"],
         "registrations": configuration["registrations"],
+        "decisions": [one | {"detail": raw(one["detail"])} for one in configuration["decisions"]],
         "queue": msgspec.structs.asdict(health),
     }

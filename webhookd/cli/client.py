@@ -210,11 +210,16 @@ def asks_daemon(command: Callable[..., None]) -> Callable[..., None]:
             TypeError,
             AttributeError,
         ) as error:  # another version's members
-            raise WebhookdError(
-                f"{client.place} answers with other things than this webhookd {__version__} expects: {error}"
-            ) from error
+            raise unexpected(client, error) from error
 
     return wrapped
+
+
+def unexpected(client: Client, error: Exception) -> WebhookdError:
+    """An answer has not the members that it should have."""
+    return WebhookdError(
+        f"{client.place} answers with other things than this webhookd {__version__} expects: {error}"
+    )
 
 
 def find_daemon(url: str | None, config_path: Path | None) -> Place:

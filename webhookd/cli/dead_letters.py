@@ -72,10 +72,7 @@ def list_(client: Client, *, which: dict[str, Any], limit: int | None, as_json: 
 def show(client: Client, *, dead_letter_id: int, as_json: bool) -> None:
     """Show a dead letter with its payload: the beginning of a long one, all of it with --json."""
     answer = client.get(f"/v1/dead-letters/{dead_letter_id}")
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        output.show(output.fields(_facts(answer.fields)))
+    output.show_answer(answer, lambda told: [output.fields(_facts(told.fields))], as_json=as_json)
 
 
 @command.command(

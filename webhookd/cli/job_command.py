@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self
@@ -50,11 +50,21 @@ class RunningCommand:
         self._folder = TemporaryDirectory(prefix="webhookd-job-")
         self._result_file = Path(self._folder.name) / "result_ref"
         self._said = bytearray()
+        self._process: asyncio.subprocess.Process | None = None
+        self._is_killed = False
 
     async def __aenter__(self) -> Self:
-        # A pipe of our own, to close when it has ended: what it left running may keep its end open for ever.
-        readable, writable = os.pipe()
-        try:
+        with ExitStack() as undoing:
+            undoing.callback(self._folder.cleanup)
+            # A pipe of our own, to close when it has ended: what it left running may keep its end open.
+            readable, writable = os.pipe()
+            undoing.callback(os.close, writable)
+            stderr = asyncio.StreamReader()
+            self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(stderr), os.fdopen(readable, "rb", buffering=0)
+            )
+            undoing.callback(self._pipe.close)
+            # Last of all that can fail: whoever is told of a failure is not to look for a process.
             self._process = await asyncio.create_subprocess_exec(
                 *self._words,
                 stdin=asyncio.subprocess.PIPE,
@@ -63,21 +73,13 @@ class RunningCommand:
                 # A Ctrl-C at the terminal is ours to hear; and what it starts is killed with it.
                 start_new_session=True,
             )
-        except OSError:
-            os.close(readable)
-            self._folder.cleanup()
-            raise
-        finally:
-            os.close(writable)
-        stderr = asyncio.StreamReader()
-        self._pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stderr), os.fdopen(readable, "rb", buffering=0)
-        )
+            undoing.pop_all()
+        os.close(writable)
         self._talking = [asyncio.create_task(self._tell()), asyncio.create_task(self._listen(stderr))]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._process.returncode is None:
+        if self._runs:
             await self.kill()
         for task in self._talking:
             task.cancel()
@@ -85,9 +87,18 @@ class RunningCommand:
         self._pipe.close()
         self._folder.cleanup()
 
+    def cut_off(self) -> bool:
+        """End all of its group at once, for we are leaving; False: not yet, it is being started."""
+        if self._process is None:
+            return False
+        if self._runs or self._is_killed:
+            self._signal(signal.SIGKILL)
+        self._folder.cleanup()
+        return True
+
     async def ended(self) -> Success | Failure:
         """When it has."""
-        exit_code = await self._process.wait()
+        exit_code = await self._started.wait()
         await asyncio.wait(self._talking, timeout=STDERR_TIMEOUT_SECONDS)
         if exit_code == 0:
             return self._success()
@@ -96,15 +107,28 @@ class RunningCommand:
 
     async def kill(self) -> None:
         """End all of its group: first it is asked to. It may go, and what it started stay."""
+        self._is_killed = True
         for order in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, order)
+            self._signal(order)
             with suppress(TimeoutError):
                 async with asyncio.timeout(KILL_AFTER_SECONDS):
-                    await self._process.wait()
+                    await self._started.wait()
+
+    @property
+    def _started(self) -> asyncio.subprocess.Process:
+        assert self._process is not None  # noqa: S101  between __aenter__ and __aexit__
+        return self._process
+
+    @property
+    def _runs(self) -> bool:
+        return self._started.returncode is None
+
+    def _signal(self, order: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._started.pid, order)
 
     async def _tell(self) -> None:
-        stdin = self._process.stdin
+        stdin = self._started.stdin
         if stdin is None:
             return
         with suppress(BrokenPipeError, ConnectionResetError):  # it need not read it

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+import msgspec
 from rich.console import RenderableType
 
 from webhookd.cli import output
+from webhookd.cli.answers import Answer
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, executor_option, json_option, priority_option
 from webhookd.cli.text import duration, escaped
@@ -21,11 +23,7 @@ _NUMBERS = ("max_attempts", "base_delay_seconds", "max_delay_seconds", "jitter",
 @asks_daemon
 def status(client: Client, *, as_json: bool) -> None:
     """Show whether jobs are on, what waits, by what numbers, and which events give jobs."""
-    answer = client.get(PATH)
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        output.show(*_screen(answer.value))
+    output.show_answer(client.get(PATH), _screen, as_json=as_json)
 
 
 @click.command("enable", epilog=example("webhookd jobs enable"))
@@ -86,11 +84,7 @@ def configure(client: Client, *, kind: str | None, as_json: bool, **numbers: flo
         raise click.UsageError(f"{DEFAULT}: only a kind's own number has one")
     change: dict[str, object] = {n: None if value == DEFAULT else value for n, value in given.items()}
     asked = {"policy": change} if kind is None else {"kind_policy": change | {"job_kind": kind}}
-    answer = client.patch(PATH, asked)
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        output.show(*_screen(answer.value))
+    output.show_answer(client.patch(PATH, asked), _screen, as_json=as_json)
 
 
 @click.command("register", epilog=example("webhookd jobs register order.created invoice.make --priority 5"))
@@ -131,7 +125,8 @@ def _switch(client: Client, *, on: bool, as_json: bool) -> None:
         click.echo(f"jobs are {'on' if answer.value['enabled'] else 'off'}")
 
 
-def _screen(substrate: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _screen(answer: Answer) -> Iterator[RenderableType]:
+    substrate = answer.value
     queue, policy = substrate["queue"], substrate["policy"]
     yield output.line(
         "jobs are ", output.state("active", "on") if substrate["enabled"] else output.state("paused", "off")
@@ -172,6 +167,20 @@ def _screen(substrate: Mapping[str, Any]) -> Iterator[RenderableType]:
                     output.state("active" if one["active"] else "paused"),
                 )
                 for one in substrate["registrations"]
+            ],
+        )
+    if substrate["decisions"]:
+        yield output.heading("Who decided so, the last first")
+        yield output.table(
+            ["when", "by", "what", "how"],
+            [
+                (
+                    output.time_cell(one["run_at"]),
+                    output.text(one["actor"]),
+                    output.text(one["command"].removeprefix("fn_job_")),
+                    escaped(msgspec.json.encode(one["detail"]).decode()),
+                )
+                for one in substrate["decisions"]
             ],
         )
 

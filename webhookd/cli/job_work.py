@@ -8,12 +8,13 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import click
 
 from webhookd.cli.answers import Answer
-from webhookd.cli.client import ANSWER_TIMEOUT_SECONDS, Client, asks_daemon
+from webhookd.cli.client import ANSWER_TIMEOUT_SECONDS, Client, asks_daemon, unexpected
 from webhookd.cli.job_command import Failure, RunningCommand, Success
 from webhookd.cli.job_lease import Delays, Lease, Lost
 from webhookd.cli.options import example, executor_option
@@ -25,6 +26,17 @@ WAIT_SECONDS = 20.0
 NOT_DONE = 1
 INTERRUPTED = 130
 DISABLED = "job_substrate_disabled"
+# By these no process ends; Python does not either by SIGPIPE and SIGXFSZ. Then its own faults, and SIGKILL.
+_LASTING = "CHLD CONT INFO STOP TSTP TTIN TTOU URG WINCH PIPE XFSZ"
+_FATAL = "ABRT BUS EMT FPE ILL KILL SEGV SYS TRAP"
+# All others, whoever sends them: they would end us, and leave our commands running unseen.
+ENDING_SIGNALS = [
+    order
+    for order in signal.valid_signals()
+    if getattr(order, "name", "").removeprefix("SIG") not in f"{_LASTING} {_FATAL}".split()
+]
+# Before it is asked again whether a command that was being started can be killed.
+STARTING_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -82,10 +94,11 @@ def work(
     message. It also has $WEBHOOKD_JOB_ID, $WEBHOOKD_JOB_KIND and $WEBHOOKD_JOB_ATTEMPT.
 
     While it runs the lease is renewed. If the lease is lost, or the job's deadline passes, it is killed with
-    all that it started. A job may be done twice: when this is killed, others begin it anew.
+    all that it started. A job may be done twice: when this is killed by SIGKILL its command goes on, and when
+    its lease has run out others begin anew.
 
-    SIGTERM or Ctrl-C takes no more jobs and lets those under way end; a second one kills them. A daemon that
-    is away is waited for.
+    SIGTERM or Ctrl-C takes no more jobs and lets those under way end; a second one asks them to end and then
+    kills them; a third kills them at once, without a report. A daemon that is away is waited for.
     """
     if once and concurrency > 1:
         raise click.UsageError("--once: one job has no --concurrency")
@@ -93,11 +106,7 @@ def work(
         raise click.UsageError(f"{escaped(words[0])} is no command that can be run")
     name = holder or f"{socket.gethostname()}:{os.getpid()}"
     asked = Asked(kind, executor, name, concurrency, lease_seconds, once, words)
-    worker = Worker(client, asked)
-    exit_code = asyncio.run(worker.run())
-    if worker.refused is not None:
-        raise worker.refused
-    sys.exit(exit_code)
+    sys.exit(asyncio.run(Worker(client, asked).run()))
 
 
 class Worker:
@@ -110,32 +119,57 @@ class Worker:
         self._threads = ThreadPoolExecutor(2 * asked.concurrency)
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
+        self._commands: set[RunningCommand] = set()
         self._is_away = False
         self._succeeded = True
-        self.refused: WebhookdError | None = None
+        self._failed = False
 
     async def run(self) -> int:
         """Its exit code."""
         loop = asyncio.get_running_loop()
-        for order in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for order in ENDING_SIGNALS:
             loop.add_signal_handler(order, self._stop)
-        with self._threads:
-            await asyncio.gather(*(self._work() for _ in range(self._asked.concurrency)))
+        places = [self._place() for _ in range(self._asked.concurrency)]
+        ended = await asyncio.gather(*places, return_exceptions=True)
+        # Not waited for here, where signals are heard: a renewal that was given up may still have no answer.
+        self._threads.shutdown(wait=False)
+        for error in filter(None, ended):
+            raise error
         if self._killing.is_set():
             return INTERRUPTED
-        return 0 if self._succeeded or not self._asked.once else NOT_DONE
+        return NOT_DONE if self._failed or (self._asked.once and not self._succeeded) else 0
 
     def _stop(self) -> None:
         if self._killing.is_set():
-            os._exit(INTERRUPTED)
+            self._leave()
         if self._stopping.is_set():
             self._killing.set()
+        self._take_no_more()
+
+    def _take_no_more(self) -> None:
         self._stopping.set()
         # Who waits for a job is told that none is wanted, and the daemon gives none to who is gone.
         self._client.abandon()
 
+    def _leave(self) -> None:
+        """At once, and no command stays."""
+        starting = [command for command in self._commands if not command.cut_off()]
+        if not starting:
+            os._exit(INTERRUPTED)
+        asyncio.get_running_loop().call_later(STARTING_SECONDS, self._leave)
+
+    async def _place(self) -> None:
+        """Do jobs, one after the other. What goes wrong here, others may finish what they have begun."""
+        try:
+            await self._work()
+        except WebhookdError as error:
+            if not self._failed:  # the others may be told the same
+                self._tell(str(error))
+            self._failed = True
+        finally:
+            self._take_no_more()
+
     async def _work(self) -> None:
-        """One place."""
         delays = Delays()
         while not self._stopping.is_set():
             try:
@@ -147,7 +181,7 @@ class Worker:
             delays = Delays()
             if not claimed.body:
                 continue
-            lease = Lease(self._ask, claimed, self._asked.lease_seconds)
+            lease = self._lease(claimed)
             try:
                 await self._do(lease)
             except Lost as error:
@@ -156,23 +190,27 @@ class Worker:
             if self._asked.once:
                 return
 
+    def _lease(self, claimed: Answer) -> Lease:
+        try:
+            return Lease(self._ask, claimed, self._asked.lease_seconds)
+        except (KeyError, TypeError, ValueError) as error:
+            raise unexpected(self._client, error) from error
+
     async def _no_answer(self, error: ServiceUnavailable | RequestRefused, delays: Delays) -> None:
         """Away, or switched off: it may be back. What else it refuses, it will refuse again."""
         if self._stopping.is_set():
             return
         if isinstance(error, RequestRefused) and error.code != DISABLED:
-            self.refused = error
-            self._stop()
-            return
+            raise error
         if not self._is_away:
             self._is_away = True
-            click.echo(f"webhookd: {error}; waiting for it", err=True)
+            self._tell(f"{error}; waiting for it")
         await _first(self._stopping.wait(), asyncio.sleep(delays.next_seconds()))
 
     def _answered(self) -> None:
         if self._is_away:
             self._is_away = False
-            click.echo("webhookd: the daemon answers again", err=True)
+            self._tell("jobs are taken again")
 
     async def _do(self, lease: Lease) -> None:
         await lease.renew()
@@ -182,9 +220,14 @@ class Worker:
             "WEBHOOKD_JOB_ATTEMPT": str(lease.attempt),
         }
         try:
-            async with RunningCommand(self._asked.words, lease.body, environment) as command:
-                ended = await self._watched(lease, command)
-        except OSError as error:  # gone since we looked, or no memory for it
+            command = RunningCommand(self._asked.words, lease.body, environment)
+            self._commands.add(command)
+            try:
+                async with command:
+                    ended = await self._watched(lease, command)
+            finally:
+                self._commands.discard(command)
+        except OSError as error:  # gone since we looked, or no memory or place for it
             ended = Failure("COMMAND_NOT_STARTED", str(error))
         if isinstance(ended, Success):
             await lease.report("succeed", self._killing.is_set, result_ref=ended.result_ref)
@@ -235,7 +278,11 @@ class Worker:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _say(self, lease: Lease, what: str) -> None:
-        click.echo(f"webhookd: job {lease.job_id}, attempt {lease.attempt}: {what}", err=True)
+        self._tell(f"job {lease.job_id}, attempt {lease.attempt}: {what}")
+
+    def _tell(self, what: str) -> None:
+        with suppress(OSError):  # nobody reads it any more; the work goes on
+            click.echo(f"webhookd: {what}", err=True)
 
 
 async def _first(*waits: Awaitable[object]) -> None:

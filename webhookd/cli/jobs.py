@@ -114,11 +114,7 @@ def list_(client: Client, *, status: str | None, kind: str | None, limit: int | 
 @asks_daemon
 def show(client: Client, *, one: str, as_json: bool) -> None:
     """Show a job, and all that was done with it."""
-    answer = client.get(f"/v1/jobs/{one}")
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        output.show(*_parts(answer.fields))
+    output.show_answer(client.get(f"/v1/jobs/{one}"), lambda told: _parts(told.fields), as_json=as_json)
 
 
 @command.command("cancel", epilog=example("webhookd jobs cancel 0b9c… --reason 'not wanted any more'"))
@@ -217,9 +213,11 @@ def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
 
 
 def _run_cells(run: Mapping[str, Any]) -> output.Row:
+    # Of a claim: who asked, and for whom.
+    names = dict.fromkeys([run["actor"], run["detail"].get("lease_holder", run["actor"])])
     return (
         output.time_cell(run["run_at"]),
-        output.text(run["actor"]),
+        ", ".join(map(output.text, names)),
         output.text(run["command"].removeprefix("fn_job_")),
         output.state(run["to_status"]),
         str(run["attempts"]),

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from webhookd.cli.answers import Answer
 from webhookd.cli.text import absolute, escaped, relative
 
 Cell: TypeAlias = str | Text
@@ -85,6 +86,16 @@ def show(*parts: RenderableType) -> None:
 def show_json(document: bytes | msgspec.Raw) -> None:
     """One document, on one line, as the daemon wrote it."""
     click.echo(bytes(document))
+
+
+def show_answer(
+    answer: Answer, parts: Callable[[Answer], Iterable[RenderableType]], *, as_json: bool
+) -> None:
+    """What the daemon answered: as it wrote it, or in parts for a person."""
+    if as_json:
+        show_json(answer.body)
+    else:
+        show(*parts(answer))
 
 
 def list_rows(

@@ -1,6 +1,6 @@
 """What is asked about the substrate: plain SELECTs, with the rights of webhookd_reader.
 
-No lease token is among what is shown: who has it holds the job.
+No lease token is among it: who has one holds the job, and PostgreSQL shows it to nobody but by a claim.
 """
 
 from typing import NamedTuple
@@ -11,16 +11,16 @@ from webhookd.model.states import WorkStatus
 from webhookd.store.connection import Connection, fetch_one
 from webhookd.store.pages import Arguments, Range, Row, fetch_by_index, piece
 
-# Of one job: each renewal of a lease is one, too.
+# Of one job: with a policy of many attempts there may be more.
 MAX_RUNS = 500
 # Of one workflow.
 MAX_JOBS = 1000
 # They are configuration.
 MAX_REGISTRATIONS = 1000
+MAX_DECISIONS = 20
 
 _JOBS = "webhookd.job_queue j"
 _COLUMNS = """
-    select
     j.job_id, j.job_kind, j.executor, j.status, j.event_domain, j.idempotency_key, j.source_ref, j.target_ref,
     j.payload_ref, j.result_ref, j.payload_classification, j.attempts, j.last_error_code, j.last_error,
     j.last_error_at, j.status_signal, j.lease_name, j.lease_holder, j.leased_until, j.lease_recoveries,
@@ -28,8 +28,8 @@ _COLUMNS = """
     j.workflow_id, j.enqueued_by, j.enqueued_at, j.started_at, j.finished_at, j.cancel_reason,
     j.source_system"""
 _ORDER = "order by j.enqueued_at desc, j.job_id desc"
-_LIST = "{0} from ({1}) j {2}"
-_JOB = f"{_COLUMNS}, j.safe_payload from {_JOBS} where j.job_id = $1"
+_SHOWN = f"select {_COLUMNS}"
+_JOB = f"{_SHOWN}, j.safe_payload from {_JOBS} where j.job_id = $1"
 _MERGED = "select * from ({0}) j {1} limit {2}"
 _TIME_OF_JOB = "select j.enqueued_at from webhookd.job_queue j where j.job_id = $1"
 # By ix_job_command_run_job.
@@ -45,7 +45,8 @@ _WORKFLOW = """
 # By ix_job_queue_workflow_id; sorted here, for they may be of any time.
 _WORKFLOW_JOBS = """
     select j.job_id, j.job_kind, j.executor, j.status, j.parent_job_id, j.enqueued_at, j.finished_at
-    from (select * from webhookd.job_queue q where q.workflow_id = $1 limit $2) j
+    from (select q.job_id, q.job_kind, q.executor, q.status, q.parent_job_id, q.enqueued_at, q.finished_at
+        from webhookd.job_queue q where q.workflow_id = $1 limit $2) j
     order by j.enqueued_at, j.job_id"""
 
 _DEFAULTS = """
@@ -58,6 +59,11 @@ _KINDS = """
 _REGISTRY = """
     select r.event_type, r.job_kind, r.executor, r.priority, r.active, r.registered_by, r.registered_at
     from webhookd.job_event_registry r order by r.event_type, r.job_kind limit $1"""
+# They have no job. By ix_job_command_run_job, whose order this is: by that of the primary key it might walk
+# through all the moves in between.
+_DECISIONS = """
+    select r.run_id, r.command, r.actor, r.called_by, r.detail, r.run_at
+    from webhookd.job_command_run r where r.job_id is null order by r.job_id desc, r.run_id desc limit $1"""
 
 
 class JobPage(NamedTuple):
@@ -82,9 +88,9 @@ async def jobs(
             raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: there is no job {page.after_id}")
         mark = (time, page.after_id)
     arguments = Arguments()
-    pieces = [piece(_JOBS, part, mark, page.limit, arguments) for part in _ranges(status, kind)]
-    rows = pieces[0] if len(pieces) == 1 else _merged(pieces, page.limit, arguments)
-    return await fetch_by_index(connection, _LIST.format(_COLUMNS, rows, _ORDER), arguments)
+    pieces = [piece(_JOBS, part, mark, page.limit, arguments, _COLUMNS) for part in _ranges(status, kind)]
+    rows = _MERGED.format(" union all ".join(pieces), _ORDER, arguments.add(page.limit))
+    return await fetch_by_index(connection, rows, arguments)
 
 
 def _ranges(status: WorkStatus | None, kind: str | None) -> list[Range]:
@@ -93,10 +99,6 @@ def _ranges(status: WorkStatus | None, kind: str | None) -> list[Range]:
         columns = ("j.job_kind", "j.status", *last)
         return [Range(columns, (kind, one)) for one in ([status] if status else WorkStatus)]
     return [Range(("j.status", *last), (status,)) if status else Range(last)]
-
-
-def _merged(pieces: list[str], limit: int, arguments: Arguments) -> str:
-    return _MERGED.format(" union all ".join(pieces), _ORDER, arguments.add(limit))
 
 
 async def job(connection: Connection, job_id: UUID) -> Row | None:
@@ -120,13 +122,15 @@ async def workflow(connection: Connection, workflow_id: UUID) -> Row | None:
 
 
 async def configuration(connection: Connection) -> Row:
-    """The numbers that hold (JSON text), kinds with their own, and which events give jobs."""
+    """The numbers that hold (JSON text), kinds with their own, which events give jobs; and who decided."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         defaults = await fetch_one(connection, _DEFAULTS)
         kinds = await connection.fetch(_KINDS, MAX_REGISTRATIONS)
         registry = await connection.fetch(_REGISTRY, MAX_REGISTRATIONS)
+        decisions = await connection.fetch(_DECISIONS, MAX_DECISIONS)
     return {
         "numbers": defaults["numbers"],
         "kinds": [dict(kind) for kind in kinds],
         "registrations": [dict(one) for one in registry],
+        "decisions": [dict(one) for one in decisions],
     }

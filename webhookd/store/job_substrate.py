@@ -46,10 +46,18 @@ async def enqueue(connection: Connection, job: NewJob) -> Enqueued | JobRefusal:
 
 
 async def claim(
-    connection: Connection, kind: str, executor: Executor, name: str, holder: str, lease_seconds: float
+    connection: Connection,
+    kind: str,
+    executor: Executor,
+    name: str,
+    holder: str,
+    lease_seconds: float,
+    actor: str,
 ) -> Claim | JobRefusal:
     """Lease the first job of a kind for an executor."""
-    return await _called(connection, "fn_job_claim", Claim, kind, executor, name, holder, lease_seconds)
+    return await _called(
+        connection, "fn_job_claim", Claim, kind, executor, name, holder, lease_seconds, actor
+    )
 
 
 async def progress(

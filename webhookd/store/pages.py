@@ -20,7 +20,7 @@ _BY_INDEX = """
     set local enable_sort = off; set local enable_bitmapscan = off; set local enable_seqscan = off;
     set local jit = off"""
 
-_PIECE = "select * from (select * from {table} where {start} order by {order} limit {limit}) {alias}"
+_PIECE = "select * from (select {shown} from {table} where {start} order by {order} limit {limit}) {alias}"
 
 
 class Page(NamedTuple):
@@ -51,10 +51,18 @@ class Arguments(list[object]):
         return f"${len(self)}"
 
 
-def piece(table: str, part: Range, mark: tuple[object, ...] | None, limit: int, arguments: Arguments) -> str:
+def piece(
+    table: str,
+    part: Range,
+    mark: tuple[object, ...] | None,
+    limit: int,
+    arguments: Arguments,
+    shown: str = "*",
+) -> str:
     """A SELECT of the next rows of a table (`webhookd.events e`) that are in the range.
 
-    After the mark, which is the values of the columns after `equal` in the last row shown.
+    After the mark, which is the values of the columns after `equal` in the last row shown. `shown`: the
+    columns, the range's among them, of a table that has one that nobody may read.
     """
     ends = [
         f"{column} = {arguments.add(value)}" for column, value in zip(part.columns, part.equal, strict=False)
@@ -62,6 +70,7 @@ def piece(table: str, part: Range, mark: tuple[object, ...] | None, limit: int, 
     if part.at_least is not None:
         ends.append(f"{part.columns[len(part.equal)]} >= {arguments.add(part.at_least)}")
     query = _PIECE.format(
+        shown=shown,
         table=table,
         alias=table.rsplit(maxsplit=1)[-1],
         start=_start(part, mark, arguments),

@@ -87,7 +87,8 @@ async def test_the_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     assert [run["command"] for run in shown["runs"]] == [
         f"fn_job_{what}" for what in ("enqueue", "claim", "progress", "succeed")
     ]
-    assert [run["actor"] for run in shown["runs"]] == ["api", "worker-1", "api", "api"]
+    assert [run["actor"] for run in shown["runs"]] == ["api"] * 4
+    assert shown["runs"][1]["detail"]["lease_holder"] == "worker-1"
     await endpoint.received(2)
     told = json.loads(endpoint.requests[-1].body)
     assert (told["job_id"], told["result_ref"]) == (job_id, done["result_ref"])
@@ -216,7 +217,17 @@ async def test_who_may(make_api: MakeApi) -> None:
         assert (await other.post("/v1/jobs", NEW)).told == (403, "forbidden")
         assert (await other.post("/v1/jobs/claim", CLAIM)).told == (403, "forbidden")
     job_id = (await worker.post("/v1/jobs", NEW)).body["job_id"]
-    assert (await worker.get(f"/v1/jobs/{job_id}")).body["enqueued_by"] == "worker"
+    assert (await worker.post("/v1/jobs/claim", CLAIM | {"lease_holder": "operator"})).status == 200
+    shown = (await worker.get(f"/v1/jobs/{job_id}")).body
+    assert (shown["enqueued_by"], shown["lease_holder"]) == ("worker", "operator")
+    # Whose token it was, whatever they call themselves.
+    assert [run["actor"] for run in shown["runs"]] == ["worker", "worker"]
+    decisions = (await worker.get("/v1/job-substrate")).body["decisions"]
+    assert [(one["command"], one["actor"]) for one in decisions] == [
+        ("fn_job_register_event", "operator"),
+        ("fn_job_enable", "operator"),
+    ]
+    assert decisions[1]["detail"] == {"enabled": True}
     assert (await api.get("/v1/jobs")).told == (401, "unauthorized")
 
 

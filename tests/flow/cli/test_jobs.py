@@ -1,5 +1,6 @@
 """`webhookd jobs`: given and looked after; and `work`, which does them by running a command for each."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -7,15 +8,17 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Self
 from uuid import uuid4
 
 import pytest
+from aiohttp import web
 
 from tests.flow.conftest import MakeApi
 from tests.support.api import Client
 from tests.support.flow import Flow
 from tests.support.shell import Shell
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 KIND = "thumbnail.make"
 STATUS = "select status = $2 from webhookd.job_queue where job_id = $1::text::uuid"
@@ -105,7 +108,10 @@ async def test_jobs_are_given_and_looked_after(cli: Shell) -> None:
     assert (substrate["policy"]["jitter"], substrate["kind_policies"][0]["max_attempts"]) == (0.5, 2)
     back = await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "default", "--json")
     assert back.documents[0]["kind_policies"][0]["max_attempts"] is None
-    assert "order.created" in (await cli.done("jobs", "status")).out
+    status = (await cli.done("jobs", "status")).out
+    assert "order.created" in status
+    decided = [line.split()[1:3] for line in status.partition("Who decided so")[2].splitlines()[2:]]
+    assert decided[:4] == [["api", "configure"]] * 3 + [["api", "register_event"]]
     for words in (("show", "7"), ("configure",), ("work", "--kind", KIND, "--", "no-such-command")):
         assert (await cli.run("jobs", *words)).exit_code == 2, words
     assert (await cli.run("jobs", "show", str(uuid4()))).exit_code == 1
@@ -146,6 +152,8 @@ async def test_work_runs_a_command_for_a_job(api: Client, cli: Shell, flow: Flow
     assert (shown["last_error_code"], shown["last_error"]) == ("EXIT_65", "attempt 2: no")
     requeued = await cli.done("jobs", "requeue", failing)
     assert requeued.out.startswith(f"job {failing}: requeued as job ")
+    child = requeued.out.split()[-1]
+    assert f"it was requeued before, as job {child} (" in (await cli.run("jobs", "requeue", failing)).error
     bad = await cli.run(*WORK, "--once", "--", "sh", "-c", 'seq 9 > "$WEBHOOKD_RESULT_FILE"')
     assert bad.exit_code == 1
     assert "failed for good: RESULT_REF_INVALID" in bad.err
@@ -203,6 +211,99 @@ async def test_a_deadline_and_a_second_signal_kill_the_command(api: Client, cli:
     assert shown["last_error_code"] == "WORKER_STOPPED"
 
 
+@pytest.mark.parametrize(
+    "orders",
+    [
+        # Three at once: it has no time to ask its commands first.
+        (signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+        # What a terminal has a key for, and what has no meaning here.
+        (signal.SIGQUIT, signal.SIGUSR2),
+        (signal.SIGUSR1, signal.SIGALRM),
+    ],
+    ids=lambda orders: "+".join(order.name for order in orders),
+)
+async def test_no_signal_leaves_a_command_behind(
+    api: Client, cli: Shell, orders: tuple[signal.Signals, ...]
+) -> None:
+    """However the worker is ended, but by SIGKILL: its command, which heeds no signal, ends with it."""
+    await enqueued(cli)
+    stubborn = f"trap '' TERM INT HUP; {STAYS_ONCE}"
+    with working(cli, "--", "sh", "-c", stubborn) as worker:
+        async with begun(api, cli.folder) as group:
+            for order in orders:
+                worker.send_signal(order)
+            assert worker.wait() == 130
+            await api.daemon.until(lambda: is_gone(group), "killed")
+
+
+async def test_a_place_that_fails_stands_in_no_others_way(tmp_path: Path) -> None:
+    """An answer that cannot be read ends the worker: told at once; what others do is kept and reported."""
+    (tmp_path / "go").touch()
+    async with NonsenseDaemon() as daemon:
+        cli = Shell(tmp_path, {"WEBHOOKD_URL": f"http://127.0.0.1:{daemon.port}"})
+        words = (
+            "--concurrency",
+            "3",
+            "--lease-seconds",
+            "1",
+            "--",
+            "sh",
+            "-c",
+            "while [ -e go ]; do sleep 0.1; done",
+        )
+        with working(cli, *words) as worker:
+            assert worker.stderr is not None
+            said = await asyncio.to_thread(worker.stderr.readline)
+            assert b"answers with other things" in said
+            kept = daemon.renewals
+            # Its lease is kept while the third place's question is not answered.
+            await until_true(lambda: daemon.renewals > kept + 2)
+            (tmp_path / "go").unlink()
+            await until_true(lambda: daemon.succeeded == 1)
+            _, rest = await asyncio.to_thread(worker.communicate)
+    assert worker.returncode == 1
+    assert b"succeeded" in rest
+
+
+class NonsenseDaemon:
+    """Gives one job, then one thing that is none, and then leaves who asks for jobs without an answer."""
+
+    def __init__(self) -> None:
+        self.claims = self.renewals = self.succeeded = 0
+
+    async def __aenter__(self) -> Self:
+        application = web.Application()
+        application.add_routes(
+            [web.post("/v1/jobs/claim", self._claim), web.post("/v1/jobs/{id}/{how}", self._report)]
+        )
+        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _claim(self, _: web.Request) -> web.Response:
+        self.claims += 1
+        match self.claims:
+            case 1:
+                job = {"job_id": "1", "job_kind": KIND, "attempt": 1, "lease_token": "t", "deadline_at": None}
+                return web.json_response(job | {"claimed_at": datetime.now(UTC).isoformat()})
+            case 2:
+                await until_true(lambda: self.renewals > 0 and self.claims > 2)
+                return web.json_response({"job": "none"})
+            case _:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+    async def _report(self, request: web.Request) -> web.Response:
+        self.renewals += request.match_info["how"] == "progress"
+        self.succeeded += request.match_info["how"] == "succeed"
+        return web.json_response({})
+
+
 def waiting(api: Client) -> float:
     """How many wait for a job."""
     return api.daemon.metric("webhookd_job_claims_waiting")
@@ -215,7 +316,7 @@ async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) ->
         assert worker.stderr is not None
         assert b"the job substrate is off" in worker.stderr.readline()
         await cli.done("jobs", "enable")
-        assert b"answers again" in worker.stderr.readline()
+        assert b"jobs are taken again" in worker.stderr.readline()
         api.daemon.kill()
         assert b"waiting for it" in worker.stderr.readline()
         await api.daemon.start()
