@@ -3,7 +3,7 @@
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test machine executors history bench bench-quick ingest lock format clean
+.PHONY: help test machine executors history faults bench bench-quick ingest lock format clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ executors: ## Let twenty executors, some of which die, share 10,000 jobs
 
 history: ## Count what the substrate's functions touch beside a million finished jobs and 100,000 that wait
 	WEBHOOKD_TEST_HISTORY=1000000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_substrate_plans.py
+
+faults: ## Break everything under load, every scenario once and a random mix: a quarter of an hour (FAULTS="--seed 7 --only kill")
+	$(ENVIRONMENT)/bin/python -m tests.faults $(FAULTS)
 
 # What webhookd is compared with has an environment of its own: no test needs it, and no test can come to need it.
 # Node comes with it, for graphile-worker needs a newer one than many systems have; without it that one is left out.
@@ -60,5 +63,5 @@ format: ## Format the code, and repair what ruff can
 	$(ENVIRONMENT)/bin/ruff check --fix .
 
 clean: ## Remove what the tools left behind
-	rm -rf $(ENVIRONMENT) $(BENCH_ENVIRONMENT) $(GRAPHILE)/node_modules bench-results .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(ENVIRONMENT) $(BENCH_ENVIRONMENT) $(GRAPHILE)/node_modules bench-results faults-results .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

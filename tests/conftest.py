@@ -18,6 +18,7 @@ from tests.support.postgres import Server, run_apart
 from tests.support.sources import Source, SourceError, select
 
 FLOW = Path(__file__).parent / "flow"
+FAULTS = Path(__file__).parent / "faults"
 SELECTED = pytest.StashKey[list[Source]]()
 
 # A database test's first example pays for caches, so no deadline can be right. In CI the examples
@@ -72,7 +73,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark the tests that need a database, and those of the daemon: tests/run.py selects by these."""
     if "postgres" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.postgres)
-    if item.path.is_relative_to(FLOW):
+    if item.path.is_relative_to(FLOW) or (
+        item.path.is_relative_to(FAULTS) and "postgres" in getattr(item, "fixturenames", ())
+    ):
         item.add_marker(pytest.mark.daemon)
     if item.path.is_relative_to(FLOW / "cli"):
         # The commands ask a daemon, and know nothing of its database.

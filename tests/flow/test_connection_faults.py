@@ -11,8 +11,9 @@ from collections import Counter
 from tests.flow.conftest import MakeDaemon
 from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
-from tests.support.traffic import ALL_DELIVERED, HealthWatch, Publisher, Receiver, broken_promises, until_true
-from tests.support.waiting import until
+from tests.support.publisher import Publisher
+from tests.support.traffic import ALL_DELIVERED, HealthWatch, Receiver, broken_promises
+from tests.support.waiting import until, until_true
 from webhookd.store.bells import SHADOW_SECONDS
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from tests.support.database import Cluster, Database
 from tests.support.installations import installation_near
 from tests.support.postgres import Server, run_apart
 from tests.support.processes import processor_seconds
-from tests.support.traffic import APPLICATIONS, HealthWatch, Publisher, Receiver, broken_promises
+from tests.support.publisher import APPLICATIONS, Publisher
+from tests.support.traffic import HealthWatch, Receiver, broken_promises
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.stage.conftest import CountingPool, Parts
 from tests.support.database import Database
 from tests.support.substrate import Substrate
-from tests.support.traffic import until_true
+from tests.support.waiting import until_true
 from webhookd.api import job_claims
 from webhookd.api.database import Database as Asked
 from webhookd.api.job_claims import Claims
@@ -27,7 +27,7 @@ async def waits(claims: Claims) -> job_claims.Claimed:
     return await claims.claim(
         KIND,
         Executor.DOT,
-        lambda connection: job_substrate.claim(connection, KIND, Executor.DOT, KIND, "holder", 60),
+        lambda connection: job_substrate.claim(connection, KIND, Executor.DOT, KIND, "holder", 60, "test"),
         3600,
         lambda: False,
     )

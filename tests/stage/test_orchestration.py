@@ -7,8 +7,7 @@ import pytest
 from tests.flow.test_lifecycle import publish_many
 from tests.stage.conftest import Parts, running
 from tests.support.flow import EVENT_TYPE, Flow
-from tests.support.traffic import until_true
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 from webhookd.config.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
 from webhookd.orchestration.applying import Applier
 from webhookd.orchestration.starting import Starter

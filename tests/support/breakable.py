@@ -8,7 +8,8 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.support.postgres import STOP_TIMEOUT_SECONDS, LocalServer, ServerError, log_tail
@@ -21,8 +22,14 @@ POLL_INTERVAL_SECONDS = 0.005
 class BreakableServer(LocalServer):
     """Keeps its port and its data through everything but `stop`."""
 
-    def __init__(self, installation: Installation) -> None:
-        super().__init__(installation, durable=True)
+    def __init__(self, installation: Installation, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(installation, durable=True, settings=settings)
+
+    @property
+    def log_path(self) -> Path:
+        """What the server itself says."""
+        assert self._folder is not None
+        return self._folder / "log"
 
     def crash(self) -> None:
         """Kill -9 of every process; returns when all are gone, for before that a restart is refused."""

@@ -18,19 +18,25 @@ if TYPE_CHECKING:
 
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 
-Login = Literal["superuser", "migrator", "daemon", "application", "reader", "stranger"]
+Login = Literal[
+    "superuser", "migrator", "daemon", "application", "executor", "other_executor", "reader", "stranger"
+]
 
 # What each login may do, as it is made; and the role it is granted once the migrations made that.
 ATTRIBUTES: dict[Login, str] = {
     "migrator": "LOGIN CREATEROLE",
     "daemon": "LOGIN",
     "application": "LOGIN",
+    "executor": "LOGIN",
+    "other_executor": "LOGIN",
     "reader": "LOGIN",
     "stranger": "LOGIN",
 }
 GRANTED_ROLE: dict[Login, str] = {
     "daemon": "webhookd_app",
     "application": "event_ingest_writer",
+    "executor": "dot_executor",
+    "other_executor": "dot_executor",
     "reader": "webhookd_reader",
 }
 # The roles of schema/roles.sql, which an existing server may have from an earlier run.

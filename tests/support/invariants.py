@@ -74,12 +74,16 @@ INVARIANTS = {
         left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id and j.result_applied_at is null
         group by s.id having count(j.id) <> case when s.status = 'InProgress' then 1 else 0 end
     """,
-    "I6 a request came after its saga was Completed, and no lease had expired": """
+    # By the time of the report, which is sent after the answer: result_applied_at is the beginning of the
+    # transaction that applied it, and that may lie before the request. An answer that was lost is a failed
+    # attempt, whose request may be read when another has succeeded.
+    "I6 a request came after its saga was Completed, and neither a lease nor an answer was lost": """
         select r.saga_id from public.receipts r
         join webhookd.webhook_delivery_sagas s on s.id = r.saga_id and s.status = 'Completed'
         join webhookd.webhook_delivery_jobs j on j.saga_id = s.id
         group by r.saga_id, r.received_at
-        having r.received_at > max(j.result_applied_at) and sum(j.lease_resets) = 0
+        having r.received_at > max(j.finished_at) and sum(j.lease_resets) = 0
+            and count(*) filter (where j.status = 'Failed' and j.response_status is null) = 0
     """,
     "I7 Completed without a 2xx given by a receiver": """
         select s.id from webhookd.webhook_delivery_sagas s

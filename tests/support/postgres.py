@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -131,10 +131,19 @@ class ContainerServer(Server):
 class LocalServer(Server):
     """A server which is a direct child of the tests, in a temporary folder."""
 
-    def __init__(self, installation: Installation, *, durable: bool = False) -> None:
+    INITDB_OPTIONS: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        installation: Installation,
+        *,
+        durable: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(installation.major)
         self._installation = installation
         self._durable = durable
+        self._settings = dict(settings or {})  # beside the tests' own
         self._password = secrets.token_hex(16)
         self._account: Account | None = None
         self._folder: Path | None = None
@@ -185,6 +194,7 @@ class LocalServer(Server):
             "--encoding=UTF8",
             "--no-sync",
             "--no-instructions",
+            *self.INITDB_OPTIONS,
         ]
         for locale in ("C.UTF-8", "C"):
             if self._run([*command, f"--locale={locale}"], folder) == 0:
@@ -212,6 +222,7 @@ class LocalServer(Server):
         """Start the server on this port; whether it accepts connections."""
         settings = {
             **(DURABLE_SETTINGS if self._durable else SETTINGS),
+            **self._settings,
             "listen_addresses": "127.0.0.1",
             "port": str(port),
             "unix_socket_directories": str(folder),

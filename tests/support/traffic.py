@@ -1,111 +1,38 @@
-"""Load that keeps its books: applications that publish over HTTP, endpoints that take, and what both saw.
+"""Load that keeps its books: what applications were told, what endpoints got, and how instances felt.
 
-Publisher and Receiver run while a test breaks something; `record` puts what they saw beside what the database
-says, for the invariants to compare.
+A Publisher and a Receiver run while a test breaks something; `record` puts what they saw beside what the
+database says, for the invariants to compare.
 """
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
 from typing import TYPE_CHECKING
 
-import aiohttp
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Connection, Endpoint, Request
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.invariants import broken_invariants
-from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS, until
+from tests.support.publisher import Publisher
+from tests.support.waiting import until, until_true
 from webhookd.store import subscriptions
 
 if TYPE_CHECKING:
     from tests.support.database import Connection as DatabaseConnection
 
-APPLICATIONS = 8
-# Of each application: a load that leaves room for the others on a small machine.
-PACE_SECONDS = 0.04
-RETRY_SECONDS = 0.1
-ACCEPTED, UNAVAILABLE = 202, 503
-# Longer than any answer may take, and than any answer takes: only to end a hang.
-ANSWER_TIMEOUT_SECONDS = 20
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+OK_AND_CLOSE = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 HEALTH_INTERVAL_SECONDS = 0.05
 # Whatever was committed is in the queue, or has its sagas: what is in neither is lost, for I1 to tell.
 ALL_DELIVERED = """
     select not exists (select from webhookd.event_routing_queue)
         and not exists (select from webhookd.webhook_delivery_sagas where status <> 'Completed')
 """
-
-
-class Publisher:
-    """Applications that each publish one event after the other, and ask again until it is accepted."""
-
-    def __init__(self, daemons: Sequence[DaemonProcess], event_types: Sequence[str] = (EVENT_TYPE,)) -> None:
-        self.daemons = list(daemons)
-        self._event_types = event_types
-        self._numbers = count()
-        self._stopping = False
-        self.told: dict[str, tuple[int, str]] = {}  # by key: the event's id, and the payload that was sent
-        self.turned_away: Counter[str] = Counter()
-
-    @contextlib.asynccontextmanager
-    async def publishing(self) -> "AsyncIterator[Publisher]":
-        """Publish for the length of the block; at its end all that was begun is accepted."""
-        self._stopping = False
-        timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            applications = [asyncio.create_task(self._publish(session)) for _ in range(APPLICATIONS)]
-            try:
-                yield self
-                self._stopping = True
-                await asyncio.wait_for(asyncio.gather(*applications), CONDITION_TIMEOUT_SECONDS)
-            finally:
-                for application in applications:
-                    application.cancel()
-
-    async def accepted(self, more: int) -> None:
-        """Wait until so many more were accepted."""
-        wanted = len(self.told) + more
-        await until_true(lambda: len(self.told) >= wanted)
-
-    async def refused(self, more: int) -> None:
-        """Wait until so many more were answered with 503."""
-        wanted = self.turned_away["503"] + more
-        await until_true(lambda: self.turned_away["503"] >= wanted)
-
-    async def _publish(self, session: aiohttp.ClientSession) -> None:
-        while not self._stopping:
-            number = next(self._numbers)
-            event_type = self._event_types[number % len(self._event_types)]
-            key, payload = f"order-{number}", f'{{ "n":{number}.0, "name" : "é\\u0000" }}'
-            body = f'{{"event_type": "{event_type}", "payload": {payload}}}'.encode()
-            while (event_id := await self._ask(session, key, body)) is None:  # noqa: ASYNC110  over HTTP
-                await asyncio.sleep(RETRY_SECONDS)
-            self.told[key] = (event_id, payload)
-            await asyncio.sleep(PACE_SECONDS)
-
-    async def _ask(self, session: aiohttp.ClientSession, key: str, body: bytes) -> int | None:
-        """The id it was given, or None if it may be asked again; anything else is a failure of the test."""
-        daemon = self.daemons[hash(key) % len(self.daemons)]
-        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-        url = f"http://127.0.0.1:{daemon.port}/v1/events"
-        try:
-            async with session.post(url, data=body, headers=headers) as answer:
-                text = await answer.text()
-        except aiohttp.ClientConnectionError:
-            self.turned_away["connection"] += 1
-            return None
-        if answer.status == UNAVAILABLE:
-            self.turned_away["503"] += 1
-            return None
-        assert answer.status == ACCEPTED, text
-        event_id: int = json.loads(text)["id"]
-        return event_id
 
 
 @dataclass(eq=False)
@@ -119,18 +46,21 @@ class Receipt:
 class Receiver:
     """Subscriptions at an endpoint, which takes a moment for each request and answers 200."""
 
-    def __init__(self, endpoint: Endpoint, moment_seconds: float = 0.05) -> None:
+    def __init__(
+        self, endpoint: Endpoint, moment_seconds: float = 0.05, *, keeps_connections: bool = True
+    ) -> None:
         self._endpoint = endpoint
-        self._moment_seconds = moment_seconds
+        self.moment_seconds = moment_seconds
+        self._keeps_connections = keeps_connections
         self._held = False
         self._created: dict[str, subscriptions.Created] = {}
         self.receipts: list[Receipt] = []
         endpoint.behave(self._answer)
 
-    async def subscribe(self, flow: Flow, event_type: str = EVENT_TYPE) -> None:
-        """A verified subscription, at a path of its own."""
+    async def subscribe(self, flow: Flow, event_type: str = EVENT_TYPE, host: str = "127.0.0.1") -> None:
+        """A verified subscription, at a path of its own, by a name that leads here."""
         path = f"/{event_type}"
-        created = await subscriptions.create(flow.daemon, event_type, self._endpoint.url(path))
+        created = await subscriptions.create(flow.daemon, event_type, self._endpoint.url(path, host))
         await flow.verify(created.subscription_id)
         self._created[path] = created
 
@@ -167,11 +97,11 @@ class Receiver:
     async def _answer(self, request: Request, connection: Connection) -> bool:
         receipt = Receipt(request)
         self.receipts.append(receipt)
-        await asyncio.sleep(self._moment_seconds)
+        await asyncio.sleep(self.moment_seconds)
         await until_true(lambda: not self._held)
-        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await connection.send(OK if self._keeps_connections else OK_AND_CLOSE)
         receipt.response_status = 200
-        return True
+        return self._keeps_connections
 
 
 class HealthWatch:
@@ -202,13 +132,6 @@ class HealthWatch:
             await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
 
 
-async def until_true(condition: Callable[[], bool]) -> None:
-    """Return when something came true, be it in another thread."""
-    async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-        while not condition():  # noqa: ASYNC110  an event of this loop would not hear the endpoint's thread
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
-
-
 def verifies(request: Request, secret: str) -> bool:
     """Whether the reference library takes the signature."""
     try:
@@ -219,10 +142,18 @@ def verifies(request: Request, secret: str) -> bool:
 
 
 async def broken_promises(
-    superuser: "DatabaseConnection", publisher: Publisher, receiver: Receiver
+    superuser: "DatabaseConnection", publisher: Publisher, receiver: Receiver, quiet: str = ALL_DELIVERED
 ) -> list[str]:
     """Wait until all that is there is delivered; then name every promise that was not kept."""
-    await until(superuser, ALL_DELIVERED)
+    await until(superuser, quiet)
+    await record(superuser, publisher, receiver.rows())
+    return await broken_invariants(superuser)
+
+
+async def record(
+    superuser: "DatabaseConnection", publisher: Publisher, receipts: Sequence[tuple[object, ...]]
+) -> None:
+    """Put what both saw beside what the database says."""
     await superuser.executemany(
         "insert into public.client values ($1, $2, $3)",
         [(event_id, key, payload) for key, (event_id, payload) in publisher.told.items()],
@@ -234,6 +165,5 @@ async def broken_promises(
         left join webhookd.webhook_delivery_sagas s
             on s.event_id = $1 and s.subscription_id = $2 and s.dead_letter_id is null
         """,
-        receiver.rows(),
+        receipts,
     )
-    return await broken_invariants(superuser)

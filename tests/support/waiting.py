@@ -4,6 +4,7 @@ Reads pg_blocking_pids through an observer's connection, and asyncio tasks.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,3 +53,10 @@ async def until(observer: "Connection", query: str, *arguments: object) -> None:
         if loop.time() > deadline:
             raise AssertionError(f"not within {CONDITION_TIMEOUT_SECONDS} s: {query}")
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    """Return when something came true, be it in another thread."""
+    async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
+        while not condition():  # noqa: ASYNC110  an event of this loop would not hear the endpoint's thread
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.support.traffic import until_true
-from tests.support.waiting import finished
+from tests.support.waiting import finished, until_true
 from webhookd.store.bells import SHADOW_LOOKS, Bells, Work
 
 LONG = 3600.0

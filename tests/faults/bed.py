@@ -1,0 +1,220 @@
+"""What a scenario breaks: PostgreSQL with fsync on, instances of webhookd, wires, receivers, publishers.
+
+Everything that it starts ends with its block, also at Ctrl-C. Its folder keeps every log.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+
+from tests.faults.instance import SETTINGS, Instance, failpoint_environment
+from tests.faults.plan import Needs
+from tests.faults.surroundings import Surroundings
+from tests.faults.watch import Watch
+from tests.support.api import tokens
+from tests.support.bad_endpoints import BadEndpoints
+from tests.support.breakable import BreakableServer
+from tests.support.certificates import Certificates
+from tests.support.daemon import DaemonProcess
+from tests.support.database import Cluster, Database, close_connection
+from tests.support.endpoint import Endpoint
+from tests.support.flow import Flow
+from tests.support.invariants import AUDIT
+from tests.support.names import Names
+from tests.support.postgres import CONNECT_TIMEOUT_SECONDS
+from tests.support.publisher import Publisher
+from tests.support.traffic import Receiver
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
+from tests.support.wire import Wire
+from webhookd.embedded.installation import Installation
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
+
+EVENT_TYPES = tuple(f"order.n{number}" for number in range(6))
+MOMENT_SECONDS = 0.02
+PACE_SECONDS = 0.01
+BATCH_EVERY = 12
+# Of the publishers, where tokens are set; a test's token is what it is called.
+TOKEN = "applications"
+# Of a publisher: one that is stopped is left soon, for another.
+ANSWER_TIMEOUT_SECONDS = 3.0
+LOOK_INTERVAL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How long it took until something was as before, and how long it may take."""
+
+    what: str
+    seconds: float
+    bound_seconds: float
+
+    @property
+    def is_late(self) -> bool:
+        return self.seconds > self.bound_seconds
+
+
+@dataclass
+class Bed:
+    """All of it, running."""
+
+    folder: Path
+    needs: Needs
+    server: BreakableServer
+    database: Database
+    certificates: Certificates
+    endpoint: Endpoint
+    receiver: Receiver
+    surroundings: Surroundings
+    instances: list[Instance] = field(default_factory=list)
+    publisher: Publisher = field(init=False)
+    watch: Watch = field(init=False)
+    bad_endpoints: BadEndpoints | None = None
+    names: Names | None = None
+    # What the verbs did, beside what the database and the instances can tell.
+    effects: Counter[str] = field(default_factory=Counter)
+    recoveries: list[Recovery] = field(default_factory=list)
+    # The processor's share of an instance that has no database.
+    idle_shares: list[float] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    # What a scenario keeps from one action to the next, and what is to be undone before the end.
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    @contextlib.asynccontextmanager
+    async def superuser(self) -> "AsyncIterator[Connection]":
+        """A connection of its own, by no wire: another may have died with the server."""
+        connection = await asyncpg.connect(self.database.dsn("superuser"), timeout=CONNECT_TIMEOUT_SECONDS)
+        try:
+            yield connection
+        finally:
+            await close_connection(connection)
+
+    async def ask(self, query: str, *arguments: object) -> Any:
+        """One value."""
+        async with self.superuser() as connection:
+            return await connection.fetchval(query, *arguments)
+
+    async def until(self, query: str, *arguments: object) -> None:
+        """Return when a query says true, be it that the server must come back first."""
+        deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                async with self.superuser() as connection:
+                    while time.monotonic() < deadline:
+                        if await connection.fetchval(query, *arguments):
+                            return
+                        await asyncio.sleep(LOOK_INTERVAL_SECONDS)
+            await asyncio.sleep(LOOK_INTERVAL_SECONDS)
+        raise AssertionError(f"not within {CONDITION_TIMEOUT_SECONDS} s: {query}")
+
+    @property
+    def living(self) -> list[Instance]:
+        """Those that are to answer."""
+        return [instance for instance in self.instances if instance.answers]
+
+    def recovered(self, what: str, began: float, bound_seconds: float) -> None:
+        """Something is as before, since now."""
+        self.recoveries.append(Recovery(what, time.monotonic() - began, bound_seconds))
+
+
+@contextlib.asynccontextmanager
+async def open_bed(
+    installation: Installation, needs: Needs, folder: Path, certificates: Certificates
+) -> AsyncIterator[Bed]:
+    """Start it all, under load."""
+    async with contextlib.AsyncExitStack() as stack:
+        surroundings = stack.enter_context(Surroundings.prepared(installation, needs))
+        server = surroundings.server
+        cluster = Cluster(server)
+        await cluster.prepare()
+        database = await cluster.create_database(migrated=True)
+        await surroundings.place(database)
+        stack.push_async_callback(database.close)
+        endpoint = stack.enter_context(Endpoint(certificates.good))
+        # A connection that is kept needs no name.
+        receiver = Receiver(endpoint, MOMENT_SECONDS, keeps_connections=not needs.names)
+        bed = Bed(folder, needs, server, database, certificates, endpoint, receiver, surroundings)
+        stack.callback(keep_server_log, server, folder)
+        if needs.bad_endpoints:
+            bed.bad_endpoints = stack.enter_context(BadEndpoints.listening(certificates))
+        if needs.names:
+            bed.names = Names(made(folder / "names"))
+            bed.names.answer("hooks.example", "127.0.0.1")
+        await subscribe(bed)
+        for number in range(needs.instances):
+            instance = await make_instance(bed, number)
+            stack.push_async_callback(instance.end)
+            bed.instances.append(instance)
+        await asyncio.gather(*(instance.start() for instance in bed.instances))
+        bed.publisher = Publisher(
+            [instance.daemon for instance in bed.instances],
+            EVENT_TYPES,
+            pace_seconds=PACE_SECONDS,
+            answer_timeout_seconds=ANSWER_TIMEOUT_SECONDS,
+            batch_every=BATCH_EVERY,
+            token=TOKEN if needs.tokens else None,
+            log_path=folder / "told.jsonl",
+        )
+        bed.watch = Watch(bed.instances)
+        yield bed
+
+
+async def subscribe(bed: Bed) -> None:
+    """The good receiver, at a path for each type; and an audit of every change of a saga."""
+    flow = Flow(await bed.database.connect("daemon"), await bed.database.connect("superuser"))
+    await flow.superuser.execute(AUDIT)
+    host = "hooks.example" if bed.names else "127.0.0.1"
+    for event_type in EVENT_TYPES:
+        await bed.receiver.subscribe(flow, event_type, host)
+    await bed.database.close()
+
+
+async def make_instance(bed: Bed, number: int) -> Instance:
+    """One that is still to be started."""
+    folder = made(bed.folder / f"instance{number}")
+    failpoints = made(folder / "failpoints") if bed.needs.failpoints else None
+    dsn, wire = bed.surroundings.dsn(bed.database), None
+    if not bed.needs.standby:  # the way to two servers is their own
+        wire = Wire(dsn)
+        await wire.open()
+        dsn = wire.dsn
+    environment = failpoint_environment(failpoints) if failpoints else {}
+    environment |= bed.names.environment if bed.names else {}
+    environment |= bed.surroundings.environment(number)
+    daemon = DaemonProcess(folder, dsn, environment, **SETTINGS)
+    daemon.configure(delivery={"ca_file": str(bed.certificates.ca_file)})
+    if bed.needs.tokens:
+        daemon.token = TOKEN
+        daemon.configure(api={"tokens": tokens({TOKEN: ["ingest", "read"]})})
+    for key, value in bed.needs.settings.items():
+        section, name = key.split(".")
+        daemon.configure(**{section: {name: value}})
+    return Instance(number, daemon, wire, failpoints)
+
+
+def keep_server_log(server: BreakableServer, folder: Path) -> None:
+    """Beside the others, before its folder goes."""
+    with contextlib.suppress(OSError):
+        (folder / "postgres.log").write_bytes(server.log_path.read_bytes())
+
+
+def made(folder: Path) -> Path:
+    """A folder that is there now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def took(note: Callable[[float], None]) -> Iterator[None]:
+    """Tell how long the block took."""
+    began = time.monotonic()
+    yield
+    note(time.monotonic() - began)

@@ -1,0 +1,128 @@
+"""After the faults: waits for quiet, and tells what was promised and not kept, and what the faults did."""
+
+import contextlib
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.faults.bed import Bed
+from tests.faults.plan import Scenario
+from tests.support.invariants import broken_invariants
+from tests.support.traffic import record
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
+
+# Nothing waits, not even a dead endpoint's retries: all sagas have ended.
+QUIET = """
+    select not exists (select from webhookd.event_routing_queue)
+        and not exists (select from webhookd.webhook_delivery_sagas
+                        where status not in ('Completed', 'DeadLettered'))
+"""
+# More requests than results came of leases that expired; a second 2xx, of an answer that was lost.
+DUPLICATES = """
+    with of_saga as (
+        select r.requests, r.answered, j.finished, j.unanswered, j.resets,
+               greatest(r.requests - j.finished, 0) as by_lease
+        from (select saga_id, count(*) as requests,
+                     count(*) filter (where response_status between 200 and 299) as answered
+              from public.receipts group by saga_id) r
+        join (select saga_id, count(*) filter (where finished_at is not null) as finished,
+                     count(*) filter (where status = 'Failed' and response_status is null) as unanswered,
+                     sum(lease_resets) as resets
+              from webhookd.webhook_delivery_jobs group by saga_id) j using (saga_id)),
+    extra as (
+        select by_lease, resets, unanswered, greatest(answered - 1 - by_lease, 0) as by_lost_answer
+        from of_saga)
+    select coalesce(sum(by_lease), 0)::bigint as by_lease,
+           coalesce(sum(by_lost_answer), 0)::bigint as by_lost_answer,
+           coalesce(sum(greatest(by_lease - resets, 0)
+                        + greatest(by_lost_answer - unanswered, 0)), 0)::bigint as unexplained
+    from extra
+"""
+FACTS = """
+    select (select coalesce(sum(lease_resets), 0) from webhookd.webhook_delivery_jobs)
+            + (select count(*) from webhookd.webhook_delivery_jobs where error_code = 'LEASE_EXPIRED')
+               as leases_expired,
+           (select count(*) from webhookd.webhook_delivery_jobs where status = 'Failed') as attempts_failed,
+           (select count(*) from webhookd.dead_letters) as dead_letters,
+           (select count(*) from webhookd.webhook_delivery_sagas) as deliveries
+"""
+FAILURES = """
+    select 'failed_' || error_code as code, count(*) from webhookd.webhook_delivery_jobs
+    where status = 'Failed' group by 1
+"""
+MAX_RESIDENT_BYTES = 256 * 1024 * 1024
+
+
+async def check(bed: Bed, scenario: Scenario) -> None:
+    """Fill in the bed's problems and effects."""
+    await bed.until(QUIET)
+    async with bed.superuser() as superuser:
+        await record(superuser, bed.publisher, bed.receiver.rows() + bad_receipts(bed))
+        bed.problems += await broken_invariants(superuser)
+        bed.effects += Counter(await facts(superuser))
+    bed.effects += Counter(counted(bed))
+    if unexplained := bed.effects.pop("duplicates_unexplained", 0):
+        bed.problems.append(f"{unexplained} duplicates without a lease expiry or a lost answer")
+    bed.problems += [f"no answer to /healthz: {silence}" for silence in bed.watch.silences()]
+    bed.problems += own_errors(bed, scenario)
+    if bed.watch.most_resident_bytes > MAX_RESIDENT_BYTES:
+        bed.problems.append(f"an instance grew to {bed.watch.most_resident_bytes >> 20} MiB")
+    bed.problems += [f"no effect: {name} is 0" for name in scenario.effects if not bed.effects[name]]
+    bed.problems += [
+        f"{bed.effects[name]} {name}, where there should be none"
+        for name in scenario.forbidden
+        if bed.effects[name]
+    ]
+
+
+async def facts(superuser: "Connection") -> dict[str, int]:
+    """What the database can tell of the faults' effects."""
+    found = await superuser.fetchrow(FACTS)
+    duplicates = await superuser.fetchrow(DUPLICATES)
+    assert found is not None
+    assert duplicates is not None
+    failures = {row["code"]: row["count"] for row in await superuser.fetch(FAILURES)}
+    told = failures | {f"duplicates_{name}": int(value) for name, value in duplicates.items()}
+    told["requests_doubled"] = told["duplicates_by_lease"] + told["duplicates_by_lost_answer"]
+    return told | {name: int(value) for name, value in found.items()}
+
+
+def counted(bed: Bed) -> dict[str, int]:
+    """What everybody else can tell."""
+    wires = [instance.wire for instance in bed.instances if not bed.needs.standby]
+    stale = sum(
+        instance.daemon.metric("webhookd_delivery_reports_total", verdict="stale") for instance in bed.living
+    )
+    restarts = sum(instance.daemon.metric("webhookd_service_restarts_total") for instance in bed.living)
+    return {
+        "connections_broken": sum(wire.broken for wire in wires),
+        "acknowledgements_lost": sum(wire.answers_lost for wire in wires),
+        "turned_away": sum(bed.publisher.turned_away.values()),
+        "known_already": bed.publisher.known_already,
+        "looks_unready": sum(seen.unready for seen in bed.watch.seen.values()),
+        "services_restarted": int(restarts),
+        "reports_stale": int(stale),
+    }
+
+
+def bad_receipts(bed: Bed) -> list[tuple[object, ...]]:
+    """What came to the failing endpoints, as far as a scenario has any."""
+    rows: list[tuple[object, ...]] = bed.kept.get("bad_receipts", [])
+    return rows
+
+
+def own_errors(bed: Bed, scenario: Scenario) -> list[str]:
+    """What instances logged as errors: neither a database that is away is one, nor an endpoint that fails."""
+    found: Counter[str] = Counter()
+    for instance in bed.instances:
+        for text in instance.daemon.said():
+            line: dict[str, Any] = {}
+            # A killed one may have left half a line.
+            with contextlib.suppress(ValueError):
+                line = json.loads(text)
+            if line.get("level") == "error" and not any(piece in text for piece in scenario.may_log):
+                last = str(line.get("exception", "")).strip().splitlines()[-1:]
+                found[" ".join([f"instance {instance.number} logged:", line["message"], *last])] += 1
+    return [f"{what} ({times} times)" for what, times in found.items()]

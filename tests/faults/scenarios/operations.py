@@ -1,0 +1,124 @@
+"""What operators do in a hurry: restarts one after the other, reloads by the dozen, files that are none."""
+
+import copy
+import time
+from random import Random
+
+from tests.faults.bed import TOKEN, Bed
+from tests.faults.plan import Action, Needs, Scenario, act, fault
+from tests.faults.verbs import verb
+from tests.flow.reload.test_bad_files import SPOILT
+from tests.support.api import tokens
+from tests.support.daemon import RELOADS
+
+# P10: a token taken out of the configuration stops within this time of the reload.
+TOKEN_SECONDS = 5.0
+UNAUTHORIZED = 401
+
+
+@verb
+async def restart_in_order(bed: Bed, *, instance: int) -> None:
+    """SIGTERM, and start again when it has ended."""
+    code = await bed.instances[instance].stop_in_order()
+    if code != 0:
+        bed.problems.append(f"instance {instance} ended with {code} at SIGTERM")
+    bed.effects["restarts"] += 1
+    await bed.instances[instance].start()
+
+
+@verb
+async def reload_bad_file(bed: Bed, *, instance: int, how: str) -> None:
+    """A file that cannot be used is refused, and the good one is put back."""
+    daemon = bed.instances[instance].daemon
+    good = copy.deepcopy(daemon._sections)
+    spoil, _ = SPOILT[how]
+    spoil(daemon)
+    if await daemon.reload():
+        bed.problems.append(f"a file with {how} was taken")
+    bed.effects["files_refused"] += 1
+    if daemon.config_path.is_dir():
+        daemon.config_path.rmdir()
+    daemon._sections = good
+    daemon.configure()
+
+
+@verb
+async def sighups(bed: Bed, *, instance: int, count: int) -> None:
+    """Many at once, with a good file; it ends by having read it."""
+    daemon = bed.instances[instance].daemon
+    before = daemon.metric(RELOADS)
+    for _ in range(count):
+        daemon.sighup()
+    await daemon.until(lambda: daemon.metric(RELOADS) > before, "reloaded")
+    bed.effects["signals"] += count
+
+
+@verb
+async def take_token_away(bed: Bed, *, instance: int) -> None:
+    """How long a token is still good that is not in the file any more."""
+    daemon = bed.instances[instance].daemon
+    given = tokens({TOKEN: ["ingest", "read"], "leaked": ["read"]})
+    daemon.configure(api={"tokens": given})
+    await daemon.reload()
+    kept, daemon.token = daemon.token, "leaked"
+    assert daemon.get("/status")[0] == 200, "the token is not good"
+    daemon.configure(api={"tokens": given[:1]})
+    began = time.monotonic()
+    daemon.sighup()
+    await daemon.until(lambda: daemon.get("/status")[0] == UNAUTHORIZED, "refused")
+    bed.recovered("a token taken out of the file: refused", began, TOKEN_SECONDS)
+    daemon.token = kept
+
+
+def restarting(random: Random, rounds: int) -> list[Action]:
+    """One after the other, round after round."""
+    actions: list[Action] = []
+    for _ in range(rounds):
+        for instance in range(3):
+            actions += [
+                fault("restart_in_order", instance=instance),
+                act("accepted", more=random.randint(30, 120)),
+            ]
+    return actions
+
+
+def reloading(random: Random, rounds: int) -> list[Action]:
+    """Every bad file, storms of good ones, and tokens taken away."""
+    actions: list[Action] = []
+    for _ in range(rounds):
+        for how in random.sample(list(SPOILT), len(SPOILT)):
+            actions += [
+                fault("reload_bad_file", instance=random.randrange(3), how=how),
+                act("accepted", more=random.randint(5, 30)),
+            ]
+        for instance in range(3):
+            actions += [
+                fault("sighups", instance=instance, count=random.randint(5, 30)),
+                fault("take_token_away", instance=instance),
+                act("accepted", more=random.randint(5, 30)),
+            ]
+    return actions
+
+
+SCENARIOS = (
+    Scenario(
+        "rolling_restarts",
+        "every instance restarted in order, one after the other, round after round",
+        "no lease is left behind, and nothing is sent twice",
+        restarting,
+        effects=("restarts",),
+        forbidden=("leases_expired", "requests_doubled"),
+        rounds=5,
+    ),
+    Scenario(
+        "reloads",
+        "SIGHUP by the dozen, with every kind of bad file; tokens taken away",
+        "a bad file changes nothing; a token that is gone is refused within five seconds",
+        reloading,
+        effects=("files_refused", "signals"),
+        forbidden=("leases_expired", "requests_doubled"),
+        may_log=("the configuration was not reloaded",),
+        rounds=2,
+        needs=Needs(tokens=True),
+    ),
+)

@@ -1,0 +1,1 @@
+"""A folder for a daemon's PYTHONPATH: Python runs the sitecustomize in it before the daemon."""
