@@ -129,7 +129,10 @@ begin
                  case when c.previous_secrets = '{}' then array[c.secret] else live_secrets(c) end as secrets,
                  sum(octet_length(e.payload::text)) over (order by j.id) as running, min(j.id) over () as first_id
           from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
-          join webhook_delivery_jobs j on j.id = g.job_id and j.lease_token = g.lease_token and j.status <> all('{Completed,Failed}')
+          -- OFFSET keeps it a look by the key, also by a plan from when the table was empty.
+          cross join lateral (
+              select k.id, k.saga_id, k.subscription_id from webhook_delivery_jobs k
+              where k.id = g.job_id and k.lease_token = g.lease_token and k.status <> all('{Completed,Failed}') offset 0) j
           join webhook_delivery_sagas s on s.id = j.saga_id
           join events e on e.id = s.event_id
           join subscription_secrets c on c.subscription_id = j.subscription_id) d

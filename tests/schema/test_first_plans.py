@@ -1,0 +1,67 @@
+"""Plans of the first minute: made when every table was empty, and kept until statistics are gathered.
+
+A vacuum of an empty table says that it has no rows; to a planner that believes it, reading all of an index
+is as good as one look. test_plans.py has the plans of later.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tests.support.database import Database
+from tests.support.flow import Flow
+from tests.support.history import vacuum
+from webhookd.store import events, jobs
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
+
+Result = TypeVar("Result")
+
+BATCH = 50
+BATCHES = 30
+# A delivery's job is looked at a few times in a call, never the others' of before.
+LOOKS = 6
+
+ENTRIES = """
+    select sum(pg_stat_get_xact_tuples_returned(i.indexrelid))::bigint from pg_index i
+    where i.indrelid = 'webhookd.webhook_delivery_jobs'::regclass
+"""
+
+
+class FirstMinute:
+    """A session that has worked since there was nothing; and the entries of jobs' indexes it last read."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.read: dict[str, int] = {}
+
+    async def deliver(self) -> None:
+        """One batch, all the way."""
+        daemon = self.flow.daemon
+        await events.publish(daemon, [events.NewEvent("order.created", "{}")] * BATCH)
+        await self.flow.route()
+        await self.watch("start", lambda: self.flow.start(quota=BATCH))
+        leases = await self.flow.claim(BATCH)
+        assert len(leases) == BATCH
+        await self.watch("load", lambda: jobs.load(daemon, leases))
+        await jobs.report(daemon, [jobs.Report(lease.job_id, lease.lease_token, 200) for lease in leases])
+        assert len(await self.flow.apply()) == BATCH
+
+    async def watch(self, name: str, call: Callable[[], Awaitable[Result]]) -> None:
+        """Call in a transaction, whose counters are the session's own."""
+        daemon: Connection = self.flow.daemon
+        async with daemon.transaction():
+            before = await daemon.fetchval(ENTRIES)
+            await call()
+            self.read[name] = await daemon.fetchval(ENTRIES) - before
+
+
+async def test_plans_from_when_all_was_empty_look_by_keys(database: Database) -> None:
+    """After 1,500 deliveries a session that planned before the first reads no more of them than it must."""
+    flow = await Flow.open(database)
+    await flow.subscribe("order.created")
+    await vacuum(flow.superuser)
+    minute = FirstMinute(flow)
+    for _ in range(BATCHES):
+        await minute.deliver()
+    assert {name: count for name, count in minute.read.items() if count > LOOKS * BATCH} == {}
