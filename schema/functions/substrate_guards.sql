@@ -52,8 +52,9 @@ $$;
 -- REPEATABLE READ, whose snapshot is older than the wait, the update is refused (40001), because the first one wrote the row,
 -- also where nothing but the revision changed: that is why there is one.
 --
--- Deadlocks: who holds a workflow's row waits for nothing but other workflows' rows; only the reaper takes several, and locks
--- them in the order of their ids before it moves a job.
+-- Deadlocks: a function that has a workflow's row waits for no other row. The reaper, which moves jobs of several, takes the rows
+-- that are free and leaves the jobs of the others: who adds a step to a workflow and then reports, in one transaction, holds the
+-- workflow's row and waits for the job's.
 create or replace function webhookd.derive_workflow_status() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan

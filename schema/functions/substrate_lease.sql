@@ -295,6 +295,7 @@ set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mod
 set enable_seqscan = off as $$
 declare
     job job_queue;
+    heir job_queue;
 begin
     perform require_label('reason', p_reason, 500);
     perform require_label('actor', p_actor, 200);
@@ -313,6 +314,11 @@ begin
         perform record_job_move('fn_job_cancel', p_actor, job.job_id, job.status, 'cancelled', 'cancelled',
                                 jsonb_build_object('reason', p_reason));
         return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', 'cancelled', 'duplicate', false);
+    end if;
+    -- To be told that it is cancelled, while its work goes on under another id, would be no answer.
+    select q.* into heir from job_queue q where q.job_kind = job.job_kind and q.idempotency_key = 'requeue:' || job.job_id;
+    if found then
+        return refused('already_requeued', jsonb_build_object('job_id', heir.job_id, 'status', heir.status));
     end if;
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', true);
 end

@@ -73,7 +73,7 @@ grant execute on function webhookd.fn_job_configure(jsonb, text, text) to workfl
 
 
 -- DP2 §8, and what else an operator asks first. Each count walks the partial index of what it counts, and stops at the bound;
--- since when the oldest could have been claimed is one step of ix_job_queue_claimable a kind.
+-- since when the oldest could have been claimed is one step of ix_job_queue_claimable a kind, for as many kinds.
 create or replace function webhookd.fn_job_queue_health(p_counted_up_to integer default 100000) returns jsonb
 language plpgsql stable security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
@@ -82,12 +82,12 @@ declare
     oldest_at timestamptz;
 begin
     perform require(p_counted_up_to > 0, 'counted_up_to must be at least 1');
-    with recursive kinds (job_kind) as (
-        select ''::text collate "C"
+    with recursive kinds (job_kind, place) as (
+        select ''::text collate "C", 0
         union all
         select (select q.job_kind from job_queue q where q.status = 'queued' and q.job_kind > k.job_kind
-                order by q.job_kind, q.process_after limit 1)
-        from kinds k where k.job_kind is not null
+                order by q.job_kind, q.process_after limit 1), k.place + 1
+        from kinds k where k.job_kind is not null and k.place < p_counted_up_to
     )
     select min(o.process_after) into oldest_at
     from kinds k cross join lateral (

@@ -18,10 +18,12 @@ declare
     lost_details jsonb[];  -- with the last word of each holder: the next one has words of its own
     given_up_ids uuid[];
     given_up_statuses text[];
+    given_up_workflow_ids uuid[];
     late_ids uuid[];
     late_statuses text[];
+    late_workflow_ids uuid[];
     due_ids uuid[];
-    workflow_ids uuid[];
+    free_workflow_ids uuid[];
     retried integer := 0;
     dead integer := 0;
 begin
@@ -41,9 +43,8 @@ begin
            array_agg(jsonb_strip_nulls(jsonb_build_object('error_code', 'LEASE_EXPIRED', 'signal', j.status_signal)))
                filter (where not j.given_up),
            coalesce(array_agg(j.job_id) filter (where j.given_up), '{}'),
-           coalesce(array_agg(j.status) filter (where j.given_up), '{}'),
-           array_agg(j.workflow_id) filter (where j.given_up)
-    into lost_ids, lost_statuses, lost_details, given_up_ids, given_up_statuses, workflow_ids
+           array_agg(j.status) filter (where j.given_up), array_agg(j.workflow_id) filter (where j.given_up)
+    into lost_ids, lost_statuses, lost_details, given_up_ids, given_up_statuses, given_up_workflow_ids
     from judged j;
 
     with late as materialized (
@@ -51,12 +52,21 @@ begin
         where q.status in ('queued','retry_waiting') and q.deadline_at is not null and q.deadline_at <= now()
         order by q.deadline_at, q.job_id limit p_batch_size for no key update skip locked
     )
-    select coalesce(array_agg(l.job_id), '{}'), coalesce(array_agg(l.status), '{}'), workflow_ids || array_agg(l.workflow_id)
-    into late_ids, late_statuses, workflow_ids
+    select coalesce(array_agg(l.job_id), '{}'), array_agg(l.status), array_agg(l.workflow_id)
+    into late_ids, late_statuses, late_workflow_ids
     from late l;
 
-    -- All that may be asked for their status below, in one order: see derive_workflow_status.
-    perform from job_workflow w where w.workflow_id = any(workflow_ids) order by w.workflow_id for no key update;
+    -- What ends asks for its workflow's status (derive_workflow_status). One whose row another transaction has is not waited
+    -- for: that may stay open for hours, and may in turn wait for a job that is locked here. Its jobs are left for another time.
+    free_workflow_ids := array(
+        select w.workflow_id from job_workflow w where w.workflow_id = any(given_up_workflow_ids || late_workflow_ids)
+        for no key update skip locked);
+    select coalesce(array_agg(g.job_id), '{}'), array_agg(g.status) into given_up_ids, given_up_statuses
+    from unnest(given_up_ids, given_up_statuses, given_up_workflow_ids) as g (job_id, status, workflow_id)
+    where g.workflow_id is null or g.workflow_id = any(free_workflow_ids);
+    select coalesce(array_agg(g.job_id), '{}'), array_agg(g.status) into late_ids, late_statuses
+    from unnest(late_ids, late_statuses, late_workflow_ids) as g (job_id, status, workflow_id)
+    where g.workflow_id is null or g.workflow_id = any(free_workflow_ids);
 
     if lost_ids <> '{}' then
         update job_queue q
@@ -106,31 +116,39 @@ grant execute on function webhookd.fn_job_lease_reaper(integer) to workflow_admi
 
 -- What succeeded or was cancelled, and is older than its kind's retention: nothing is left but who, what kind, when and how it
 -- ended. The row stays, so that its key is never used again. Dead letters stay until an operator resolves them.
-create or replace function webhookd.fn_job_cleanup_sweep(p_batch_size integer default 1000)
+-- Kinds are the applications' words, and nobody bounds how many there are: a call looks at a hundred. While there is `more`, call
+-- again with its `last_kind`.
+create or replace function webhookd.fn_job_cleanup_sweep(p_batch_size integer default 1000, p_after_kind text default '')
 returns jsonb
 language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
-    kind text := '';
+    last_kind text := p_after_kind;  -- of those that were swept to their end
+    kind text;
+    kinds_left integer := 100;
     old_ids uuid[] := '{}';
     old_statuses text[];
 begin
     perform require(p_batch_size > 0, 'batch_size must be at least 1');
+    perform require(p_after_kind is not null, 'after_kind must not be null');
     if not job_substrate_enabled() then
         return refused('job_substrate_disabled', '{"cleaned": 0}');
     end if;
 
     -- One step of ix_job_queue_retention a kind, and of each kind what is old enough.
-    while cardinality(old_ids) < p_batch_size loop
+    loop
         select q.job_kind into kind from job_queue q
-        where q.status in ('succeeded','cancelled') and q.job_kind > kind order by q.job_kind limit 1;
-        exit when not found;
+        where q.status in ('succeeded','cancelled') and q.job_kind > last_kind order by q.job_kind limit 1;
+        exit when not found or kinds_left = 0;
+        kinds_left := kinds_left - 1;
         old_ids := old_ids || array(
             select q.job_id from job_queue q
             where q.status in ('succeeded','cancelled') and q.job_kind = kind
                 and q.finished_at < now() - make_interval(secs => (job_policy(kind)).retention_seconds)
             order by q.finished_at, q.job_id limit p_batch_size - cardinality(old_ids) for no key update skip locked);
+        exit when cardinality(old_ids) = p_batch_size;
+        last_kind := kind;
     end loop;
 
     if old_ids <> '{}' then
@@ -142,7 +160,8 @@ begin
         where q.job_id = any(old_ids);
         perform record_alike_moves('fn_job_cleanup_sweep', 'webhookd', old_ids, old_statuses, 'cleaned', 'cleaned');
     end if;
-    return jsonb_build_object('refused', false, 'cleaned', cardinality(old_ids), 'more', cardinality(old_ids) = p_batch_size);
+    return jsonb_build_object(
+        'refused', false, 'cleaned', cardinality(old_ids), 'more', kind is not null, 'last_kind', last_kind);
 end
 $$;
-grant execute on function webhookd.fn_job_cleanup_sweep(integer) to workflow_admin;
+grant execute on function webhookd.fn_job_cleanup_sweep(integer, text) to workflow_admin;

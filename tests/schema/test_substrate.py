@@ -483,6 +483,8 @@ async def test_a_dead_letter_is_requeued_once(substrate: Substrate) -> None:
     assert await substrate.workflow_status(workflow_id) == "active"
     again = await substrate.requeue(dead)
     assert said(again, "refused", "reason", "job_id") == (True, "already_requeued", answer["job_id"])
+    cancelled = await substrate.cancel(dead)
+    assert said(cancelled, "refused", "reason", "job_id") == (True, "already_requeued", answer["job_id"])
     other = await substrate.job_in(Status.QUEUED)
     assert await substrate.requeue(other) == {
         "refused": True,
@@ -517,6 +519,22 @@ async def test_the_sweep_cleans_what_is_past_its_kinds_retention(substrate: Subs
     assert (await substrate.events(jobs["short", "succeeded"]))[-1] == "cleaned"
     again = await substrate.try_enqueue("shortsucceeded", p_kind="short", p_safe_payload='{"n": 1}')
     assert said(again, "duplicate", "status") == (True, "cleaned")
+
+
+async def test_the_sweep_goes_on_where_it_stopped(substrate: Substrate) -> None:
+    """However many kinds there are, a call looks at a hundred, and says with which the next begins."""
+    kinds = [f"kind.n{number:03}" for number in range(250)]
+    for kind in kinds:
+        await substrate.cancel(await substrate.enqueue(kind, p_kind=kind))
+    await substrate.configure(kinds[-1], retention_seconds=0)
+    after, looks = "", []
+    while True:
+        swept = await substrate.call("fn_job_cleanup_sweep", p_after_kind=after)
+        looks.append(said(swept, "cleaned", "more", "last_kind"))
+        after = swept["last_kind"]
+        if not swept["more"]:
+            break
+    assert looks == [(0, True, kinds[99]), (0, True, kinds[199]), (1, False, kinds[249])]
 
 
 # Workflows

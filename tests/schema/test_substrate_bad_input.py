@@ -168,7 +168,8 @@ FUNCTIONS: dict[str, Function] = {
         bad=[*not_labels("p_reason", 500), *not_labels("p_actor", 200)],
     ),
     "fn_job_cleanup_sweep": Function(
-        {"p_batch_size": "10"}, bad=not_positive("p_batch_size", message="batch_size")
+        {"p_batch_size": "10", "p_after_kind": "'k'"},
+        bad=not_positive("p_batch_size", message="batch_size"),
     ),
     "fn_job_lease_reaper": Function(
         {"p_batch_size": "10"}, bad=not_positive("p_batch_size", message="batch_size")

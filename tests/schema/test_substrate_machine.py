@@ -163,6 +163,8 @@ class Work(RuleBasedStateMachine):
             assert answer["reason"] == "running"
         elif Status.SUCCEEDED in {job.status, job.ended}:
             assert answer["reason"] == "finished"
+        elif job.heir is not None:
+            assert (answer["reason"], answer["job_id"]) == ("already_requeued", job.heir)
         else:
             duplicate = Status.CANCELLED in {job.status, job.ended}
             assert answer["duplicate"] == duplicate
@@ -187,6 +189,7 @@ class Work(RuleBasedStateMachine):
             assert answer["reason"] == "job_substrate_disabled"
             return
         job.move(Status.CANCELLED, self.login)
+        job.heir = answer["job_id"]
         self.world.jobs[answer["job_id"]] = Job(
             answer["job_id"], job.executor, job.priority, job.workflow, [self.login]
         )

@@ -147,6 +147,46 @@ async def two_reapers(race: Race) -> None:
         assert (left["recovered"], left["promoted"], left["cancelled"]) == (0, 0, 0)
 
 
+async def a_step_is_added_while_reaping(race: Race) -> None:
+    """A workflow that somebody holds is not waited for: its late job is left, and all else is done."""
+    workflow_id = await race.first.open_workflow()
+    late = await race.first.enqueue("late", p_workflow_id=workflow_id)
+    await race.first.let_deadline_pass(late)
+    lost = await race.first.job_in(Status.LEASED)
+    await race.first.expire(lost)
+    async with race.first.daemon.transaction():
+        await race.first.enqueue("next", p_workflow_id=workflow_id)
+        reaped = await race.skips(race.second.reap())
+        assert (reaped["recovered"], reaped["cancelled"]) == (1, 0)
+    assert (await race.second.reap())["cancelled"] == 1
+
+
+async def a_step_is_added_and_reported_while_reaping(race: Race) -> None:
+    """Who adds the next step and then reports, in one transaction, meets no deadlock with the reaper."""
+    workflow_id = await race.first.open_workflow()
+    await race.first.enqueue(p_workflow_id=workflow_id)
+    await race.first.configure("report.build", max_lease_recoveries=0)
+    lease = await race.first.claim()
+    await race.first.expire(lease["job_id"])
+    async with race.first.daemon.transaction():
+        await race.first.enqueue("next", p_workflow_id=workflow_id)
+        reaped = await race.skips(race.second.reap())
+        assert (reaped["retry_waiting"], reaped["dead_lettered"]) == (0, 0)
+        assert (await race.first.succeed(lease))["status"] == "succeeded"
+
+
+async def a_requeue_and_a_cancel(race: Race) -> None:
+    """Who cancels a dead letter that is just requeued is told of the job that goes on."""
+    dead = await race.first.job_in(Status.DEAD_LETTER)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    made = await race.first.requeue(dead)
+    task = await race.waits(race.second.cancel(dead))
+    await transaction.commit()
+    answer = await task
+    assert (answer["reason"], answer["job_id"]) == ("already_requeued", made["job_id"])
+
+
 async def two_requeues(race: Race) -> None:
     """The second waits for the first, and is told of the job it made."""
     dead = await race.first.job_in(Status.DEAD_LETTER)
@@ -198,6 +238,11 @@ async def two_spawners(race: Race) -> None:
 
 SKIP_LOCKED = "skip locked"
 LOCKING = Weakened("lock_work", "for no key update")
+LEAVING = Weakened(
+    "fn_job_lease_reaper",
+    "late_workflow_ids)\n        for no key update skip locked",
+    "late_workflow_ids)\n        for no key update",
+)
 ASKING = "update job_workflow w set revision = w.revision + 1 where w.workflow_id = new.workflow_id;"
 
 # Each race, and the guards without which it must be lost.
@@ -218,6 +263,9 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     ],
     a_report_while_recovering: [Weakened("fn_job_lease_reaper", SKIP_LOCKED)],
     two_reapers: [Weakened("fn_job_lease_reaper", SKIP_LOCKED)],
+    a_step_is_added_while_reaping: [LEAVING],
+    a_step_is_added_and_reported_while_reaping: [LEAVING],
+    a_requeue_and_a_cancel: [LOCKING],
     two_requeues: [LOCKING],
     a_claim_and_a_cancel: [LOCKING],
     the_same_report_twice: [LOCKING],

@@ -28,6 +28,7 @@ class Job:
     due: bool = True
     late: bool = False
     ended: Status | None = None  # what it was cleaned from
+    heir: str | None = None  # the job that it was requeued as
     reported: str | None = None  # how its last lease ended, if its holder said so
 
     def move(self, status: Status, by: str) -> None:

@@ -81,7 +81,7 @@ class Jobs:
                 job_responses.JobCancelled,
                 description="One that waits; or a dead letter, which is resolved thereby.",
                 body=job_requests.CancelJob,
-                own_problems=((409, "job_running"), (409, "job_finished")),
+                own_problems=((409, "job_running"), (409, "job_finished"), (409, "already_requeued")),
             ),
             Route(
                 "POST",

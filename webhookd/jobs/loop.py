@@ -40,6 +40,7 @@ class JobKeeper:
         self._enabled = False  # as far as this has seen
         self._reap_at = 0.0
         self._sweep_at = 0.0
+        self._swept_up_to_kind = ""
 
     async def run(self) -> None:
         """Look, again at once while there is more, else when woken or when the time has come."""
@@ -63,9 +64,11 @@ class JobKeeper:
             more |= reaped.more
         more |= await self._spawn()
         if now >= self._sweep_at:
-            swept = await self._sweep()
-            self._sweep_at = now if swept else now + SWEEP_INTERVAL_SECONDS
-            more |= swept
+            # Before it is tried: a sweep that fails is not what everything else here is begun anew for.
+            self._sweep_at = now + SWEEP_INTERVAL_SECONDS
+            if await self._sweep():
+                self._sweep_at = now
+                more = True
         return more
 
     @property
@@ -120,9 +123,10 @@ class JobKeeper:
 
     async def _sweep(self) -> bool:
         async with self._pool.connection() as connection:
-            swept = await job_substrate.sweep(connection, BATCH_SIZE)
+            swept = await job_substrate.sweep(connection, BATCH_SIZE, self._swept_up_to_kind)
         if isinstance(swept, JobRefusal):
             return False
+        self._swept_up_to_kind = swept.last_kind if swept.more else ""
         self._metrics.job_queue_cleaned.inc(swept.cleaned)
         if swept.cleaned:
             self._bells.ring_here(Work.EVENTS)

@@ -169,6 +169,7 @@ class Swept(msgspec.Struct, frozen=True):
 
     cleaned: int
     more: bool
+    last_kind: str  # where the next call goes on
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -175,9 +175,9 @@ async def reap_if_disabled(connection: Connection, batch_size: int) -> Reaped | 
     return None if text is None else msgspec.json.decode(text, type=Reaped)
 
 
-async def sweep(connection: Connection, batch_size: int) -> Swept | JobRefusal:
-    """Clean what is past its retention."""
-    return await _called(connection, "fn_job_cleanup_sweep", Swept, batch_size)
+async def sweep(connection: Connection, batch_size: int, after_kind: str = "") -> Swept | JobRefusal:
+    """Clean what is past its retention, of the next kinds."""
+    return await _called(connection, "fn_job_cleanup_sweep", Swept, batch_size, after_kind)
 
 
 async def health(connection: Connection, counted_up_to: int) -> Health:

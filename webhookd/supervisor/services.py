@@ -8,7 +8,7 @@ from typing import Literal
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from webhookd.model.errors import DatabaseUnavailable
+from webhookd.model.errors import DatabaseBusy, DatabaseUnavailable
 from webhookd.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,9 @@ async def supervise(service: Service, metrics: Metrics) -> None:
         service.last_error = f"{type(error).__name__}: {error}"
         service.restarts += 1
         restarts.inc()
-        if isinstance(error, DatabaseUnavailable):
+        if isinstance(error, DatabaseBusy):
+            log.warning("%s waited too long for another's lock, and is begun anew: %s", service.name, error)
+        elif isinstance(error, DatabaseUnavailable):
             # The pool says once that it is away, and once that it is back.
             log.debug("%s waits for the database: %s", service.name, error)
         else:
