@@ -113,7 +113,9 @@ grant execute on function webhookd.claim_jobs(text, integer, double precision, i
 
 -- What to send for jobs just claimed, and with which secrets to sign it, newest first. A job whose lease was lost
 -- meanwhile is left out; so are those, but for the first, with which the payloads would pass 32 MiB: release them.
-create or replace function webhookd.load_deliveries(job_ids bigint[], lease_tokens uuid[])
+-- `small_only` is for the statement that claims: payloads of at most 2 kB as they are stored, which none is read from elsewhere
+-- for, and 64 kB in all. So many fit into a socket; with more the claim would wait for its reader, before its commit.
+create or replace function webhookd.load_deliveries(job_ids bigint[], lease_tokens uuid[], small_only boolean default false)
 returns table (job_id bigint, event_type text, payload text, correlation_id text, secrets text[], headers jsonb)
 language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
@@ -121,6 +123,7 @@ set enable_seqscan = off as $$
 #variable_conflict use_column
 begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
+    perform require(small_only is not null, 'small_only must not be null');
 
     return query
     select d.id, d.event_type, d.payload, d.correlation_id, d.secrets, d.headers
@@ -134,12 +137,12 @@ begin
               select k.id, k.saga_id, k.subscription_id from webhook_delivery_jobs k
               where k.id = g.job_id and k.lease_token = g.lease_token and k.status <> all('{Completed,Failed}') offset 0) j
           join webhook_delivery_sagas s on s.id = j.saga_id
-          join events e on e.id = s.event_id
+          join events e on e.id = s.event_id and (not small_only or pg_column_size(e.payload) <= 2048)
           join subscription_secrets c on c.subscription_id = j.subscription_id) d
-    where d.running <= 33554432 or d.id = d.first_id;
+    where d.running <= case when small_only then 65536 else 33554432 end or (d.id = d.first_id and not small_only);
 end
 $$;
-grant execute on function webhookd.load_deliveries(bigint[], uuid[]) to webhookd_app;
+grant execute on function webhookd.load_deliveries(bigint[], uuid[], boolean) to webhookd_app;
 
 
 -- What happened. The token decides, not the clock: an expired lease that was not reset yet is still the holder's.

@@ -332,7 +332,7 @@ FUNCTIONS: dict[str, Function] = {
         ],
     ),
     "load_deliveries": Function(
-        {"job_ids": f"array[{NOBODY}]", "lease_tokens": f"array[{TOKEN}]::uuid[]"},
+        {"job_ids": f"array[{NOBODY}]", "lease_tokens": f"array[{TOKEN}]::uuid[]", "small_only": "false"},
         bad=[
             wrong("one lease token for each job", job_ids="array[1, 2]"),
             wrong("one lease token for each job", lease_tokens="'{}'"),

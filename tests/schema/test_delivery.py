@@ -1,5 +1,6 @@
 """What a worker gets, and what it may report: leases, slots, verdicts, and that no answer is unstorable."""
 
+import secrets
 from uuid import uuid4
 
 import pytest
@@ -28,7 +29,8 @@ async def test_a_claim_leaves_subscriptions_that_are_busy_here(flow: Flow) -> No
     await flow.start()
 
     async def claimed(used: int) -> list[int]:
-        leases = await jobs.claim(flow.daemon, "worker", 4, 60, 2, {busy: used})
+        claims = await jobs.claim(flow.daemon, "worker", 4, 60, 2, {busy: used})
+        leases = [claim.lease for claim in claims]
         await jobs.release(flow.daemon, leases)
         return sorted(lease.subscription_id for lease in leases)
 
@@ -45,9 +47,9 @@ async def test_a_claim_goes_on_from_its_mark_and_misses_nothing(flow: Flow) -> N
     await flow.route()
     await flow.start()
     mark, seen = 0, []
-    while leases := await jobs.claim(flow.daemon, "worker", 2, 60, 10, first_job_id=mark):
-        seen += [lease.job_id for lease in leases]
-        mark = leases[0].resume_from
+    while claims := await jobs.claim(flow.daemon, "worker", 2, 60, 10, first_job_id=mark):
+        seen += [claim.lease.job_id for claim in claims]
+        mark = claims[0].lease.resume_from
     assert sorted(seen) == list(range(min(seen), min(seen) + 6))
 
 
@@ -77,6 +79,22 @@ async def test_a_delivery_has_what_is_to_be_sent(flow: Flow) -> None:
     )
     await jobs.release(flow.daemon, leases)
     assert await jobs.load(flow.daemon, leases) == []
+
+
+async def test_what_is_small_comes_with_its_lease(flow: Flow) -> None:
+    """The same as would be loaded; not what is large, nor more in all than a socket holds."""
+    await flow.subscribe()
+    large = f'"{secrets.token_hex(2000)}"'
+    for payload in ['{"n": 1.10}', large, *[f'"{"x" * 1990}"'] * 40]:
+        await flow.publish(payload=payload)
+    await flow.route()
+    await flow.start()
+    claims = sorted(await jobs.claim(flow.daemon, "worker", 100, 60, 100))
+    with_delivery = [claim.delivery for claim in claims if claim.delivery is not None]
+    assert [claim.delivery is not None for claim in claims] == [True, False] + [True] * 32 + [False] * 8
+    loaded = await jobs.load(flow.daemon, [claim.lease for claim in claims])
+    assert len(loaded) == len(claims)
+    assert [one for one in sorted(loaded) if one in with_delivery] == with_delivery
 
 
 async def test_what_is_loaded_at_once_is_bounded(flow: Flow) -> None:

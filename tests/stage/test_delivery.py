@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +22,8 @@ from webhookd.reaper.loop import Reaper
 from webhookd.store import jobs
 
 LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'"
+# Too large to come with its lease.
+LARGE = f'"{secrets.token_hex(2000)}"'
 FAILED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Failed'"
 
 
@@ -34,11 +37,11 @@ def worker_of(parts: Parts, client: GuardedClient, reporter: Reporter) -> Worker
     return Worker(parts.pool, parts.bells, client, reporter, parts.metrics, parts.current, worker_id="worker")
 
 
-async def jobs_of(flow: Flow, count: int) -> None:
+async def jobs_of(flow: Flow, count: int, payload: str = LARGE) -> None:
     """So many jobs to be claimed, to an address that is refused: attempts fail, and nothing is sent."""
     await flow.subscribe(callback_url="https://127.0.0.1/")
     for _ in range(count):
-        await flow.publish()
+        await flow.publish(payload=payload)
     await flow.route()
     await flow.start()
 
@@ -61,6 +64,36 @@ async def test_leases_that_were_not_loaded_are_handed_back_by_the_drain(
         assert await flow.daemon.fetchval(LEASED) == 6
         await worker.drain(5)
         assert await flow.daemon.fetchval(LEASED) == 0
+
+
+async def test_what_is_small_is_sent_with_one_statement(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came with its lease: nothing is loaded."""
+    await jobs_of(flow, 6, "{}")
+    monkeypatch.delattr(jobs, "load")
+    reporter = reporter_of(parts)
+    async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
+        worker = worker_of(parts, client, reporter)
+        async with running(worker.run), running(reporter.run):
+            await until(flow.daemon, f"select ({FAILED}) = 6")
+            await worker.drain(5)
+    assert worker.in_flight == 0
+
+
+async def test_leases_that_come_too_late_are_handed_back_and_not_claimed_at_once(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that the database was long about: nothing is sent, and the next is not made before the poll."""
+    await jobs_of(flow, 6, "{}")
+    monkeypatch.setattr("webhookd.delivery.worker.too_late", lambda *_: True)
+    async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
+        worker = worker_of(parts, client, reporter_of(parts))
+        began = asyncio.get_running_loop().time()
+        await worker.run_once()
+        assert await flow.daemon.fetchval(LEASED) == 0
+        assert await worker.run_once() >= began + parts.current().services.poll_interval_seconds
+    assert worker.in_flight == 0
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("cut off"), ValueError("another version's row")])

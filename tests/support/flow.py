@@ -97,7 +97,8 @@ class Flow:
         self, wanted: int = 1000, *, worker_id: str = "worker", lease_seconds: float = 60, slots: int = 1000
     ) -> list[jobs.Lease]:
         """Lease what is Pending."""
-        return await jobs.claim(self.daemon, worker_id, wanted, lease_seconds, slots)
+        claims = await jobs.claim(self.daemon, worker_id, wanted, lease_seconds, slots)
+        return [claim.lease for claim in claims]
 
     async def report(self, lease: jobs.Lease, response_status: int = 200) -> ReportVerdict:
         """Say what the endpoint answered."""

@@ -91,7 +91,8 @@ async def claim(
     daemon: "Connection", wanted: int, *, lease_seconds: float = LONG_SECONDS
 ) -> list[jobs.Lease]:
     """Lease so many jobs."""
-    return await jobs.claim(daemon, "worker", wanted, lease_seconds, subscription_slots=UNLIMITED)
+    claims = await jobs.claim(daemon, "worker", wanted, lease_seconds, subscription_slots=UNLIMITED)
+    return [claim.lease for claim in claims]
 
 
 async def publish(daemon: "Connection", number: int) -> None:

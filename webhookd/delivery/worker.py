@@ -130,15 +130,17 @@ class Worker:
         # A claim for a few costs as much as one for many: while another would last, they may become many.
         # Not for longer than the poll interval, however long the database was stalled.
         most_seconds = self._settings().services.poll_interval_seconds
-        self._few_at = ended + (min(ended - began, most_seconds) if 2 * claimed < most else 0)
-        self._last_at = ended + (0 if claimed else min(REST * (ended - began), most_seconds))
+        few_at = ended + (min(ended - began, most_seconds) if 2 * claimed < most else 0)
+        last_at = ended + (0 if claimed else min(REST * (ended - began), most_seconds))
+        # What it claimed may have come too late, and asks for a longer rest.
+        self._few_at, self._last_at = max(few_at, self._few_at), max(last_at, self._last_at)
         # Not only after a full one: some of what it saw may have had no slot left, and stood before others.
         return ended if claimed else float("inf")
 
     async def _claim(self, room: Room, wanted: int) -> int:
         asked_at = time.monotonic()
         async with self._pool.connection() as connection:
-            leases = await jobs.claim(
+            claims = await jobs.claim(
                 connection,
                 self._worker_id,
                 wanted,
@@ -147,14 +149,20 @@ class Worker:
                 room.busy,
                 self._mark,
             )
-            if not leases:
+            if not claims:
                 return 0
-            self._mark = leases[0].resume_from
-            for lease in leases:
+            self._mark = claims[0].lease.resume_from
+            for lease, _ in claims:
                 self._slots.take(lease.subscription_id)
             self._metrics.in_flight.set(self._slots.in_flight)
-            _start(self._load(Claimed(leases, asked_at)), self._loading)
-        return len(leases)
+            # Before the connection is given back, which takes a turn of the loop.
+            loaded = {lease.job_id: delivery for lease, delivery in claims if delivery is not None}
+            small = [lease for lease, delivery in claims if delivery is not None]
+            unused = self._begin(Claimed(small, asked_at), loaded)
+            if large := [lease for lease, delivery in claims if delivery is None]:
+                _start(self._load(Claimed(large, asked_at)), self._loading)
+        await self._give_up(unused)
+        return len(claims)
 
     async def _load(self, claimed: Claimed) -> None:
         """Fetch what is to be sent, and begin to send it."""
@@ -164,7 +172,7 @@ class Worker:
             log.warning("%d leases were not loaded, and will be once more: %s", len(claimed.leases), error)
             self._unloaded.append(claimed)
         else:
-            await self._send(claimed, deliveries)
+            await self._give_up(self._begin(claimed, deliveries))
         finally:
             self._bells.ring_here(Work.JOBS, hinted=True)
 
@@ -174,7 +182,7 @@ class Worker:
                 return
             deliveries = await self._fetch(claimed)
             self._unloaded.remove(claimed)
-            await self._send(claimed, deliveries)
+            await self._give_up(self._begin(claimed, deliveries))
 
     async def _fetch(self, claimed: Claimed) -> dict[int, Delivery]:
         """Nothing is begun in here: whatever fails, also giving the connection back, may be done again."""
@@ -182,22 +190,25 @@ class Worker:
             loaded = await jobs.load(connection, claimed.leases)
         return {delivery.job_id: delivery for delivery in loaded}
 
-    async def _send(self, claimed: Claimed, deliveries: dict[int, Delivery]) -> None:
+    def _begin(self, claimed: Claimed, deliveries: dict[int, Delivery]) -> list[Lease]:
+        """Begin to send, and return the leases that are of no use.
+
+        Too late, more payload than is loaded at once, or lost between the two statements.
+        """
         leases, asked_at = claimed
         settings = self._settings()
-        if too_late(leases[0], asked_at, settings.delivery.timeout_seconds):
+        if leases and too_late(leases[0], asked_at, settings.delivery.timeout_seconds):
             log.warning("too late to send: the leases may end first", extra={"jobs": len(leases)})
             deliveries = {}
         for lease in leases:
             if delivery := deliveries.get(lease.job_id):
                 self._slots.hold(lease.subscription_id, len(delivery.payload))
                 _start(self._deliver(lease, delivery, asked_at), self._sending)
-        if not deliveries:
+        if leases and not deliveries:
             # They would only be left out again: not at once.
             loop = asyncio.get_running_loop()
             self._few_at = self._last_at = loop.time() + settings.services.poll_interval_seconds
-        # Too late, more payload than is loaded at once, or lost between the two statements.
-        await self._give_up([lease for lease in leases if lease.job_id not in deliveries])
+        return [lease for lease in leases if lease.job_id not in deliveries]
 
     async def drain(self, grace_seconds: float) -> None:
         """Take no more; let what is under way end, and its report. What does not keeps its lease."""

@@ -36,6 +36,13 @@ class Delivery(NamedTuple):
     headers: str  # a JSON object of strings
 
 
+class Claim(NamedTuple):
+    """A lease; and if it is small, at once what to send for it."""
+
+    lease: Lease
+    delivery: Delivery | None
+
+
 class Report(NamedTuple):
     """What happened to a lease. A 2xx without error code is a success, all else a failure."""
 
@@ -60,6 +67,17 @@ class Reset(NamedTuple):
     status: JobStatus
 
 
+# What is small comes with its lease, which spares a lone delivery a statement: 0.6 of 8.4 ms on its way.
+_CLAIM = """
+    with claimed as materialized (select * from webhookd.claim_jobs($1, $2, $3, $4, $5, $6, $7))
+    select c.*, d.job_id, d.event_type, d.payload, d.correlation_id, d.secrets, d.headers
+    from claimed c left join webhookd.load_deliveries(
+        array(select l.job_id from claimed l), array(select l.lease_token from claimed l), true) d
+        on d.job_id = c.job_id
+"""
+_LEASE = len(Lease._fields)
+
+
 async def claim(
     connection: Connection,
     worker_id: str,
@@ -68,11 +86,11 @@ async def claim(
     subscription_slots: int,
     busy_slots: Mapping[int, int] | None = None,
     first_job_id: int = 0,
-) -> list[Lease]:
+) -> list[Claim]:
     """Lease up to `wanted` jobs; of one subscription never more than its slots that are free here."""
     busy = busy_slots or {}
     rows = await connection.fetch(
-        "select * from webhookd.claim_jobs($1, $2, $3, $4, $5, $6, $7)",
+        _CLAIM,
         worker_id,
         wanted,
         lease_seconds,
@@ -81,7 +99,12 @@ async def claim(
         list(busy.values()),
         first_job_id,
     )
-    return [Lease(*row) for row in rows]
+    claims = []
+    for row in rows:
+        values = tuple(row)
+        delivery = None if values[_LEASE] is None else Delivery(*values[_LEASE:])
+        claims.append(Claim(Lease(*values[:_LEASE]), delivery))
+    return claims
 
 
 async def load(connection: Connection, leases: Sequence[Lease]) -> list[Delivery]:
