@@ -14,6 +14,22 @@ grant execute on function webhookd.require(boolean, text) to
     webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner, dead_letter_operator,
     subscription_admin, webhookd_jobs;
 
+-- Whether an error is a row's own fault, so that the others of its batch should go on without it. Not: a conflict with
+-- another transaction (40), the server's resources, locks, shutdown or disk (53, 55, 57, 58).
+create or replace function webhookd.is_of_one_row(state text) returns boolean
+language sql immutable set search_path = pg_catalog, webhookd, pg_temp as $$
+    select left(state, 2) <> all('{40,53,55,57,58}')
+$$;
+grant execute on function webhookd.is_of_one_row(text) to saga_orchestrator, job_worker;
+
+-- Before an answer that tells of an earlier commit. Writes a few bytes, so that this commit waits for a synchronous standby as
+-- that one did: its wait may have been cancelled, and a call that writes nothing would acknowledge what only the primary has.
+create or replace function webhookd.wait_as_the_first() returns void
+language sql as $$
+    select pg_logical_emit_message(true, 'webhookd', 'duplicate')
+$$;
+grant execute on function webhookd.wait_as_the_first() to webhookd_ingest, webhookd_jobs;
+
 -- min(max_delay, max(retry_after, base · 2^(n-1) · (1 + jitter · u))), u in [0, 1) from saga and attempt alone:
 -- the same saga waits the same time on every instance. sha256 and not md5, which a FIPS build refuses. The exponent is
 -- clamped: from 2^62 on every base above a nanosecond is past any max_delay. In numeric, where no factor is too small:

@@ -74,9 +74,7 @@ begin
             detail = format('event_id=%s', conflicting_id);
     end if;
 
-    -- Writes a few bytes, so that this commit waits for the standby as that of the first did: its wait may have been
-    -- cancelled, and a call that writes nothing would acknowledge what only the primary has.
-    perform pg_logical_emit_message(true, 'webhookd', 'duplicate');
+    perform wait_as_the_first();
     return query
     select coalesce(e.id, g.id), coalesce(e.created_at, now()), coalesce(e.id <> g.id, false)
     from unnest(new_ids, idempotency_keys) with ordinality as g (id, idempotency_key, place)

@@ -37,13 +37,6 @@ $$;
 grant execute on function webhookd.due_subscriptions(bigint, integer) to webhookd_app;
 
 
--- Whether an error is a row's own fault, so that the others of its batch should go on without it. Not: a conflict with
--- another transaction (40), the server's resources, locks, shutdown or disk (53, 55, 57, 58).
-create or replace function webhookd.is_of_one_row(state text) returns boolean
-language sql immutable set search_path = pg_catalog, webhookd, pg_temp as $$
-    select left(state, 2) <> all('{40,53,55,57,58}')
-$$;
-
 -- Waiting sagas that have used up their attempts, moved to DeadLettered with their dead letters. Internal: the callers
 -- hold the rows and have decided. One that cannot be moved comes back with a `problem`, and the others are moved.
 create or replace function webhookd.dead_letter_waiting(saga_ids bigint[]) returns setof webhookd.saga_transition

@@ -73,6 +73,7 @@ begin
     then
         return refused('idempotency_conflict', jsonb_build_object('job_id', job.job_id, 'status', job.status));
     end if;
+    perform wait_as_the_first();
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', true,
                               'process_after', job.process_after);
 end
@@ -121,6 +122,7 @@ begin
     end if;
     select q.* into job from job_queue q where q.job_kind = dead.job_kind and q.idempotency_key = 'requeue:' || dead.job_id;
     if found then
+        perform wait_as_the_first();
         return refused('already_requeued', jsonb_build_object('job_id', job.job_id, 'status', job.status));
     end if;
     if dead.status <> 'dead_letter' then
@@ -175,6 +177,7 @@ begin
     if (workflow.workflow_kind, workflow.generator) is distinct from (p_workflow_kind, p_generator) then
         return refused('workflow_conflict', jsonb_build_object('workflow_id', workflow.workflow_id));
     end if;
+    perform wait_as_the_first();
     return jsonb_build_object('refused', false, 'workflow_id', workflow.workflow_id, 'status', workflow.status,
                               'duplicate', true);
 end

@@ -154,6 +154,7 @@ begin
         select r.command from job_command_run r where r.job_id = job.job_id and r.to_status in ('succeeded','failed')
         order by r.run_id desc limit 1)
     then
+        perform wait_as_the_first();
         return report_told(command, job, true);
     end if;
     return refused('already_reported', jsonb_build_object('status', job.status));
@@ -320,6 +321,7 @@ begin
     if found then
         return refused('already_requeued', jsonb_build_object('job_id', heir.job_id, 'status', heir.status));
     end if;
+    perform wait_as_the_first();
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', true);
 end
 $$;

@@ -3,6 +3,7 @@
 import secrets
 from uuid import uuid4
 
+import asyncpg
 import pytest
 
 from tests.support.flow import Flow
@@ -95,6 +96,22 @@ async def test_what_is_small_comes_with_its_lease(flow: Flow) -> None:
     loaded = await jobs.load(flow.daemon, [claim.lease for claim in claims])
     assert len(loaded) == len(claims)
     assert [one for one in sorted(loaded) if one in with_delivery] == with_delivery
+
+
+async def test_what_cannot_be_read_is_claimed_all_the_same(flow: Flow) -> None:
+    """A claim that failed with it would be made for ever; to load it is refused, and says why."""
+    await flow.daemon.execute("select webhookd.rotate_secret($1, 86400)", await flow.subscribe())
+    await flow.superuser.execute(
+        "create or replace function webhookd.live_secrets(of webhookd.subscription_secrets) returns text[] "
+        "language plpgsql as $$ begin raise exception using errcode = 'XX001'; end $$"
+    )
+    await flow.publish()
+    await flow.route()
+    await flow.start()
+    [claim] = await jobs.claim(flow.daemon, "worker", 10, 60, 10)
+    assert claim.delivery is None
+    with pytest.raises(asyncpg.DataCorruptedError):
+        await jobs.load(flow.daemon, [claim.lease])
 
 
 async def test_what_is_loaded_at_once_is_bounded(flow: Flow) -> None:

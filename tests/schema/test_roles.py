@@ -80,7 +80,6 @@ apply_results             saga_orchestrator     definer
 dead_letter_exhausted     saga_orchestrator     definer
 settle                    saga_orchestrator     definer
 dead_letter_waiting       saga_orchestrator     definer
-is_of_one_row             saga_orchestrator     invoker
 claim_jobs                job_worker            definer
 load_deliveries           job_worker            definer
 report_results            job_worker            definer
@@ -98,6 +97,8 @@ check_subscription        subscription_admin    invoker
 lock_subscription         subscription_admin    invoker
 new_secret                subscription_admin    invoker
 require                   webhookd_owner        invoker
+is_of_one_row             webhookd_owner        invoker
+wait_as_the_first         webhookd_owner        invoker
 backoff                   webhookd_owner        invoker
 is_event_type             webhookd_owner        invoker
 is_callback_url           webhookd_owner        invoker
@@ -207,12 +208,12 @@ CALLABLE: dict[str, set[str]] = {
     },
     "workflow_admin": ADMINISTRATORS,
     "dot_executor": EXECUTORS,
-    "webhookd_jobs": {"require", "backoff", "is_event_type"},
+    "webhookd_jobs": {"require", "backoff", "is_event_type", "wait_as_the_first"},
     "webhookd_reader": {"backlog", "fn_job_queue_health"},
-    "webhookd_ingest": {"require", "is_event_type"},
+    "webhookd_ingest": {"require", "is_event_type", "wait_as_the_first"},
     "router_worker": {"require"},
-    "saga_orchestrator": {"require", "backoff", "bury"},
-    "job_worker": {"require", "live_secrets"},
+    "saga_orchestrator": {"require", "backoff", "bury", "is_of_one_row"},
+    "job_worker": {"require", "live_secrets", "is_of_one_row"},
     "lease_cleaner": {"require"},
     "dead_letter_operator": {"require"},
     "subscription_admin": {"require", "is_event_type", "is_callback_url", "is_secret", "live_secrets"},

@@ -11,15 +11,16 @@ import pytest
 from tests.stage.conftest import Parts, running
 from tests.support.database import Database
 from tests.support.flow import Flow
-from tests.support.waiting import until
-from webhookd.config.settings import ServicesSettings, Settings
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
+from webhookd.config.settings import DeliverySettings, ServicesSettings, Settings
 from webhookd.delivery.reporter import Finished, Reporter
 from webhookd.delivery.worker import Worker
-from webhookd.model.errors import DatabaseUnavailable
+from webhookd.model.errors import DatabaseFault, DatabaseUnavailable
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
 from webhookd.reaper.loop import Reaper
 from webhookd.store import jobs
+from webhookd.store.connection import Connection
 
 LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'"
 # Too large to come with its lease.
@@ -129,6 +130,71 @@ async def test_leases_are_loaded_again_and_sent_once(
     assert next(failures, None) is None
     assert parts.metrics.attempts.labels("ADDRESS_BLOCKED")._value.get() == 6
     assert worker.in_flight == 0
+
+
+async def test_what_cannot_be_read_spoils_it_for_nobody_else(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One damaged row among those of a claim: its attempt fails as our own fault, the others are made."""
+    await jobs_of(flow, 6)
+    damaged = await flow.daemon.fetchval("select min(id) from webhookd.webhook_delivery_jobs")
+    load = jobs.load
+
+    async def refused(connection: Connection, leases: list[jobs.Lease]) -> list[jobs.Delivery]:
+        if any(lease.job_id == damaged for lease in leases):
+            raise DatabaseFault("XX001: missing chunk number 0 for toast value")
+        return await load(connection, leases)
+
+    monkeypatch.setattr(jobs, "load", refused)
+    reporter = reporter_of(parts)
+    async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
+        worker = worker_of(parts, client, reporter)
+        async with running(worker.run), running(reporter.run):
+            await until(flow.daemon, f"select ({FAILED}) = 6")
+            await worker.drain(5)
+    codes = await flow.daemon.fetch(
+        "select error_code, array_agg(id) as ids from webhookd.webhook_delivery_jobs group by 1 order by 1"
+    )
+    assert [(row["error_code"], len(row["ids"])) for row in codes] == [
+        ("ADDRESS_BLOCKED", 5),
+        ("INTERNAL", 1),
+    ]
+    assert codes[1]["ids"] == [damaged]
+    assert worker.in_flight == 0
+
+
+async def test_a_claim_is_made_when_a_load_has_ended(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two loads are the most: when one ends the next claim begins, and does not wait for the other's end."""
+    parts.settings = Settings(
+        delivery=DeliverySettings(concurrency=40, subscription_concurrency=40),
+        services=ServicesSettings(poll_interval_seconds=600),
+    )
+    await jobs_of(flow, 40)
+    load, ends = jobs.load, [asyncio.Event() for _ in range(3)]
+    begun = asyncio.Queue[int]()
+
+    async def held(*arguments: Any) -> list[jobs.Delivery]:
+        number = held.count  # type: ignore[attr-defined]
+        held.count += 1  # type: ignore[attr-defined]
+        begun.put_nowait(number)
+        await ends[number].wait()
+        return await load(*arguments)
+
+    held.count = 0  # type: ignore[attr-defined]
+
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(jobs, "load", held)
+    async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
+        monkeypatch.setattr(client, "post", hang)
+        worker = worker_of(parts, client, reporter_of(parts))
+        async with running(worker.run), asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
+            assert [await begun.get(), await begun.get()] == [0, 1]
+            ends[0].set()
+            assert await begun.get() == 2
 
 
 async def test_reports_outlive_a_failover(flow: Flow, parts: Parts, database: Database) -> None:

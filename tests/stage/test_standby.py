@@ -80,6 +80,59 @@ async def test_a_cancelled_wait_is_no_acknowledgement(database: Database, superu
         assert not pool.available
 
 
+async def test_a_warning_is_heard_whatever_the_database_is_set_to(
+    database: Database, superuser: "Connection"
+) -> None:
+    """Somebody may have silenced warnings for all sessions; ours listen for this one."""
+    await superuser.execute("set synchronous_commit = local")
+    await superuser.execute(f"alter database {database.name} set client_min_messages = error")
+    async with Pool(database.dsn("daemon"), 2) as pool:
+        publishing = asyncio.create_task(publish(pool))
+        await until(superuser, WAITING)
+        await superuser.execute(CANCEL)
+        with pytest.raises(DatabaseUnavailable, match="standby"):
+            await publishing
+
+
+async def test_a_commit_that_is_only_local_is_not_enough(database: Database, superuser: "Connection") -> None:
+    """Nor do ours wait for less than the standby because the database's default is less."""
+    await superuser.execute("set synchronous_commit = local")
+    await superuser.execute(f"alter database {database.name} set synchronous_commit = local")
+    async with Pool(database.dsn("daemon"), 2) as pool:
+        publishing = asyncio.create_task(publish(pool))
+        await until(superuser, WAITING)
+        await wait_for_standby(superuser, "")
+        await until_finished(publishing)
+
+
+async def test_a_job_enqueued_again_waits_as_its_first_did(
+    database: Database, superuser: "Connection"
+) -> None:
+    """The same of work: a duplicate is acknowledged when the standby has it."""
+    await superuser.execute("set synchronous_commit = local")
+    await superuser.execute("select webhookd.fn_job_enable(true, 'test')")
+    async with Pool(database.dsn("daemon"), 2) as pool:
+
+        async def enqueue() -> str:
+            async with pool.connection() as connection:
+                answer: str = await connection.fetchval(
+                    "select webhookd.fn_job_enqueue("
+                    "p_kind => 'kind', p_idempotency_key => 'key', p_executor => 'DOT', p_actor => 'test')"
+                )
+            return answer
+
+        first = asyncio.create_task(enqueue())
+        await until(superuser, WAITING)
+        await superuser.execute(CANCEL)
+        await asyncio.gather(first, return_exceptions=True)
+        again = asyncio.create_task(enqueue())
+        await until(superuser, WAITING)
+        assert not again.done()
+        await wait_for_standby(superuser, "")
+        await until_finished(again)
+        assert '"duplicate": true' in again.result()
+
+
 async def test_a_duplicate_waits_as_its_first_did(database: Database, superuser: "Connection") -> None:
     """What it acknowledges may be on the primary alone: it is answered when the standby has it."""
     async with Pool(database.dsn("daemon"), 2) as pool:

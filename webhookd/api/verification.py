@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from webhookd.api.database import Database
-from webhookd.api.problems import Problem, unavailable
+from webhookd.api.problems import Problem, invalid, unavailable
 from webhookd.config.settings import Settings
 from webhookd.outbound.challenge import EVENT_TYPE, ChallengeMessage
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
+from webhookd.outbound.headers import HeaderProblem, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import sign
 from webhookd.store import reads, subscriptions
@@ -66,7 +67,9 @@ class Verification:
 def _headers(begun: Challenge, timestamp: int, body: bytes) -> Mapping[str, str]:
     """Signed as a delivery is. The id tells nothing of the challenge but that it is another one."""
     message_id = f"ver_{begun.challenge[:16]}"
-    headers: dict[str, str] = msgspec.json.decode(begun.headers, type=dict[str, str])
+    headers = check_headers(msgspec.json.decode(begun.headers, type=dict[str, str]))
+    if isinstance(headers, HeaderProblem):  # the row came from elsewhere
+        raise invalid(f"the subscription's headers cannot be sent: {headers.detail}", "verification_failed")
     return headers | {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),

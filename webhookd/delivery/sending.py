@@ -84,6 +84,11 @@ class Sender:
         }
 
 
+def unreadable(lease: Lease) -> Report:
+    """Of a delivery that could not be loaded: an attempt like any other, so that it ends."""
+    return Report(lease.job_id, lease.lease_token, None, Failure.INTERNAL.value, 0)
+
+
 def too_late(lease: Lease, asked_at: float, timeout_seconds: float) -> bool:
     """Whether a request begun now might outlast its lease.
 

@@ -17,9 +17,9 @@ import anyio
 
 from webhookd.config.settings import Settings
 from webhookd.delivery.reporter import Finished, Reporter
-from webhookd.delivery.sending import Sender, too_late
+from webhookd.delivery.sending import Sender, too_late, unreadable
 from webhookd.delivery.slots import Room, Slots
-from webhookd.model.errors import WebhookdError
+from webhookd.model.errors import DatabaseUnavailable, WebhookdError
 from webhookd.observe.metrics import Metrics
 from webhookd.outbound.client import GuardedClient
 from webhookd.store import jobs
@@ -45,6 +45,10 @@ class Claimed(NamedTuple):
 
     leases: list[Lease]
     asked_at: float
+
+
+# By job; nothing for one that cannot be read.
+Loaded = dict[int, Delivery | None]
 
 
 class Worker:
@@ -156,13 +160,17 @@ class Worker:
                 self._slots.take(lease.subscription_id)
             self._metrics.in_flight.set(self._slots.in_flight)
             # Before the connection is given back, which takes a turn of the loop.
-            loaded = {lease.job_id: delivery for lease, delivery in claims if delivery is not None}
+            loaded: Loaded = {lease.job_id: delivery for lease, delivery in claims if delivery is not None}
             small = [lease for lease, delivery in claims if delivery is not None]
             unused = self._begin(Claimed(small, asked_at), loaded)
             if large := [lease for lease, delivery in claims if delivery is None]:
-                _start(self._load(Claimed(large, asked_at)), self._loading)
+                _start(self._load(Claimed(large, asked_at)), self._loading, self._loaded)
         await self._give_up(unused)
         return len(claims)
+
+    def _loaded(self) -> None:
+        """There is room for another claim's payloads."""
+        self._bells.ring_here(Work.JOBS, hinted=True)
 
     async def _load(self, claimed: Claimed) -> None:
         """Fetch what is to be sent, and begin to send it."""
@@ -173,8 +181,6 @@ class Worker:
             self._unloaded.append(claimed)
         else:
             await self._give_up(self._begin(claimed, deliveries))
-        finally:
-            self._bells.ring_here(Work.JOBS, hinted=True)
 
     async def _load_again(self, claimed: Claimed) -> None:
         async with self._claiming:
@@ -184,13 +190,34 @@ class Worker:
             self._unloaded.remove(claimed)
             await self._give_up(self._begin(claimed, deliveries))
 
-    async def _fetch(self, claimed: Claimed) -> dict[int, Delivery]:
-        """Nothing is begun in here: whatever fails, also giving the connection back, may be done again."""
+    async def _fetch(self, claimed: Claimed) -> Loaded:
+        """Nothing is begun in here: whatever fails, also giving the connection back, may be done again.
+
+        One that cannot be read is not let spoil it for the others.
+        """
+        try:
+            return await self._fetch_together(claimed.leases)
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            log.warning("%d leases were not loaded, and will be one by one: %s", len(claimed.leases), error)
+        loaded: Loaded = {}
+        for lease in claimed.leases:
+            try:
+                loaded |= await self._fetch_together([lease])
+            except DatabaseUnavailable:
+                raise
+            except Exception:
+                log.exception("a delivery could not be loaded", extra={"job_id": lease.job_id})
+                loaded[lease.job_id] = None
+        return loaded
+
+    async def _fetch_together(self, leases: list[Lease]) -> Loaded:
         async with self._pool.connection() as connection:
-            loaded = await jobs.load(connection, claimed.leases)
+            loaded = await jobs.load(connection, leases)
         return {delivery.job_id: delivery for delivery in loaded}
 
-    def _begin(self, claimed: Claimed, deliveries: dict[int, Delivery]) -> list[Lease]:
+    def _begin(self, claimed: Claimed, deliveries: Loaded) -> list[Lease]:
         """Begin to send, and return the leases that are of no use.
 
         Too late, more payload than is loaded at once, or lost between the two statements.
@@ -204,6 +231,9 @@ class Worker:
             if delivery := deliveries.get(lease.job_id):
                 self._slots.hold(lease.subscription_id, len(delivery.payload))
                 _start(self._deliver(lease, delivery, asked_at), self._sending)
+            elif lease.job_id in deliveries:
+                self._slots.give_back(lease.subscription_id)
+                self._reporter.put(Finished(lease, unreadable(lease)))
         if leases and not deliveries:
             # They would only be left out again: not at once.
             loop = asyncio.get_running_loop()
@@ -263,7 +293,14 @@ class Worker:
                 self._bells.ring_here(Work.JOBS, hinted=True)
 
 
-def _start(work: Coroutine[object, object, None], tasks: set[asyncio.Task[None]]) -> None:
+def _start(
+    work: Coroutine[object, object, None],
+    tasks: set[asyncio.Task[None]],
+    ended: Callable[[], None] | None = None,
+) -> None:
+    """Keep a task among others until it has ended; then say so."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+    if ended is not None:
+        task.add_done_callback(lambda _: ended())

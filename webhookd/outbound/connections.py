@@ -58,7 +58,7 @@ class Connections:
 
     async def _dial(self, origin: Origin, deadline: float) -> Exchange:
         async with asyncio.timeout_at(deadline):
-            exchange = await self._dialler.dial(origin, self._max_response_bytes)
+            exchange = await self._dialler.dial(origin, self._max_response_bytes, deadline)
         # aiohappyeyeballs may swallow a cancellation that comes while it ends its other dials.
         is_late = asyncio.get_running_loop().time() >= deadline
         if is_late or self._is_closed:

@@ -24,12 +24,13 @@ log = logging.getLogger(__name__)
 # Closing TLS in order waits for the peer's goodbye, by default half a minute: an endpoint that answers
 # garbage at once, and then stays silent, could hold thousands of our sockets.
 _GOODBYE_SECONDS = 0.1
+_SHORTEST_HANDSHAKE_SECONDS = 0.001  # it must be above 0
 # How long the first address has alone before the next is dialled beside it (RFC 8305).
 _NEXT_ADDRESS_SECONDS = 0.25
 # The resolver reads a name that ends so as an address: 127.1, 2130706433. Nobody who means it well writes it.
 _NUMBER_FOR_A_HOST = re.compile(r"(?:.*\.)?[0-9]+\.?")
-# No more files or memory here: says nothing of the endpoint.
-_OUR_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+# No more files, memory or ports here: says nothing of the endpoint.
+_OUR_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 
 
 class Dialler:
@@ -40,8 +41,11 @@ class Dialler:
         self._names = names
         self._tls = tls
 
-    async def dial(self, origin: Origin, max_response_bytes: int) -> Exchange:
-        """A connection to an origin, or Unanswered. The caller bounds the time."""
+    async def dial(self, origin: Origin, max_response_bytes: int, deadline: float) -> Exchange:
+        """A connection to an origin, or Unanswered. The caller bounds the time.
+
+        The deadline (the loop's time) is for the handshake, which has by default one of its own.
+        """
         loop = asyncio.get_running_loop()
         dialled = await self._connect(await self._addresses(origin))
         try:
@@ -50,8 +54,11 @@ class Dialler:
                 sock=dialled,
                 ssl=self._tls,
                 server_hostname=origin.host.rstrip("."),
+                ssl_handshake_timeout=max(_SHORTEST_HANDSHAKE_SECONDS, deadline - loop.time()),
                 ssl_shutdown_timeout=_GOODBYE_SECONDS,
             )
+        except ConnectionAbortedError:  # so a handshake ends that took too long
+            raise TimeoutError from None
         except ssl.SSLCertVerificationError as error:
             raise Unanswered(Failure.TLS_FAILED, error.verify_message) from None
         except ssl.SSLError as error:

@@ -22,7 +22,8 @@ _MAX_HEAD_BYTES = 64 * 1024
 # Larger bodies go in pieces of this: written in one, they would hold up the loop while they are encrypted.
 _PIECE_BYTES = 64 * 1024
 
-_INTERIM = frozenset(range(100, 200)) - {101}
+_SWITCHING_PROTOCOLS = 101
+_INTERIM = frozenset(range(100, 200)) - {_SWITCHING_PROTOCOLS}
 _STATUSES = range(100, 600)
 
 
@@ -89,8 +90,17 @@ class Exchange(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the last answer was read to its very end, and the endpoint keeps the connection."""
-        return self._is_complete and not self._has_excess and self.is_open
+        """Whether the last answer was read to its very end, and the endpoint keeps the connection.
+
+        And has read ours: one that answers without reading would have every further request wait in memory.
+        """
+        return (
+            self._is_complete
+            and not self._has_excess
+            and self._transport is not None
+            and not self._transport.is_closing()
+            and not self._transport.get_write_buffer_size()
+        )
 
     async def request(self, head: bytes, body: bytes, deadline: float) -> Answer:
         """Send one request; the answer, or Unanswered, or TimeoutError at the deadline (the loop's time)."""
@@ -235,5 +245,9 @@ class Exchange(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._status is None:
             return  # an interim one
-        self._is_complete = self._parser.should_keep_alive() and self._body_bytes <= self._max_response_bytes
+        self._is_complete = (
+            self._parser.should_keep_alive()
+            and self._body_bytes <= self._max_response_bytes
+            and self._status != _SWITCHING_PROTOCOLS  # to what it did not say
+        )
         self._end(None)

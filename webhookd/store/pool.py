@@ -34,7 +34,11 @@ SESSION_SETTINGS = {
     "lock_timeout": "9s",
     "statement_timeout": "12s",
     "idle_in_transaction_session_timeout": "12s",
+    # Also where the login or the database has it otherwise: ConfirmedConnection listens for a warning.
+    "client_min_messages": "warning",
 }
+# The others may tell of a commit that a crash, or a failover to a synchronous standby, undoes.
+DURABLE = ("on", "remote_apply")
 STATEMENTS_KEPT = 100
 
 
@@ -51,7 +55,7 @@ class Pool:
     async def __aenter__(self) -> Self:
         async with connected(self._dsn) as connection:
             pooled = await is_pooled(connection)
-            durable = await connection.fetchval("show synchronous_commit") != "off"
+            durable = await connection.fetchval("show synchronous_commit") in DURABLE
         settings = {"application_name": "webhookd"}
         if pooled:
             log.info("the database is behind a pooler: statements are not prepared, nor timeouts set")

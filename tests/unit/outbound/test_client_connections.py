@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.endpoint import Connection, Endpoint, Request
+from tests.support.certificates import Certificates
+from tests.support.endpoint import Connection, Endpoint, Handshake, Request
 from tests.unit.outbound.conftest import LOOPBACK, Dialled, MakeClient, Names, until_closed
 from tests.unit.outbound.test_client_answers import DEADLINE_SECONDS, SHORT_DEADLINE_SECONDS, post
 from webhookd.outbound import connections
 from webhookd.outbound import names as names_module
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient
+from webhookd.outbound.exchange import Exchange
+from webhookd.outbound.target import target_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -62,6 +65,63 @@ async def test_a_connection_that_the_endpoint_does_not_keep_is_not_kept(
     for _ in range(2):
         assert (await post(client, endpoint)).delivered
     assert [request.connection for request in endpoint.requests] == [1, 2]
+
+
+async def test_a_change_of_protocol_ends_the_connection(client: GuardedClient, endpoint: Endpoint) -> None:
+    """Whatever comes next is not HTTP, also where the answer does not say what it is."""
+
+    async def switch(_: Request, connection: Connection) -> bool:
+        await connection.send(b"HTTP/1.1 101 X\r\nContent-Length: 0\r\n\r\n")
+        return True
+
+    endpoint.behave(switch)
+    assert (await post(client, endpoint)).error_code == "HTTP_101"
+    endpoint.answer(200)
+    assert (await post(client, endpoint)).delivered
+    assert [request.connection for request in endpoint.requests] == [1, 2]
+
+
+class Unread(asyncio.Transport):
+    """A connection of which the other side has yet to read something, or not."""
+
+    def __init__(self, unread_bytes: int) -> None:
+        super().__init__()
+        self.unread_bytes = unread_bytes
+
+    def write(self, data: object) -> None:
+        """It goes."""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread_bytes
+
+
+@pytest.mark.parametrize("unread_bytes", [0, 1])
+async def test_a_connection_is_used_again_when_all_was_read(unread_bytes: int) -> None:
+    """An endpoint that answers without reading would have every further request wait in memory."""
+    loop = asyncio.get_running_loop()
+    exchange = Exchange(loop, 1000)
+    exchange.connection_made(Unread(unread_bytes))
+    asking = asyncio.ensure_future(exchange.request(b"", b"", loop.time() + DEADLINE_SECONDS))
+    await asyncio.sleep(0)
+    exchange.data_received(OK)
+    assert (await asking).status == 200
+    assert exchange.is_reusable == (unread_bytes == 0)
+
+
+async def test_a_handshake_has_the_requests_deadline(
+    certificates: Certificates, client: GuardedClient
+) -> None:
+    """And not one of its own, should the dial's end go unheard (aiohappyeyeballs may swallow it)."""
+    with Endpoint(certificates.good, Handshake.STALLED) as stalled:
+        dialler = client._connections._dialler
+        deadline = asyncio.get_running_loop().time() + SHORT_DEADLINE_SECONDS
+        origin = target_of(stalled.url()).origin
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            with pytest.raises(TimeoutError):
+                await dialler.dial(origin, 1000, deadline)
 
 
 async def test_a_body_that_ends_with_the_connection_is_whole(
