@@ -19,6 +19,19 @@ from tests.support.sources import Source, SourceError, select
 
 FLOW = Path(__file__).parent / "flow"
 FAULTS = Path(__file__).parent / "faults"
+# The commands, which ask a daemon; and what is decided by a file, a socket or a request before any database.
+SAME_WITH_EVERY_DATABASE = (
+    FLOW / "cli",
+    FLOW / "test_addresses.py",
+    FLOW / "test_endpoints.py",
+    FLOW / "test_systemd.py",
+    FLOW / "api" / "test_bodies.py",
+    FLOW / "api" / "test_protocol.py",
+    FLOW / "api" / "test_tokens.py",
+    FLOW / "reload" / "test_access.py",
+    FLOW / "reload" / "test_bad_files.py",
+    FLOW / "reload" / "test_keys.py",
+)
 SELECTED = pytest.StashKey[list[Source]]()
 
 # A database test's first example pays for caches, so no deadline can be right. In CI the examples
@@ -77,8 +90,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.path.is_relative_to(FAULTS) and "postgres" in getattr(item, "fixturenames", ())
     ):
         item.add_marker(pytest.mark.daemon)
-    if item.path.is_relative_to(FLOW / "cli"):
-        # The commands ask a daemon, and know nothing of its database.
+    if any(item.path.is_relative_to(path) for path in SAME_WITH_EVERY_DATABASE):
         item.add_marker(pytest.mark.once)
 
 
