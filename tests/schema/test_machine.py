@@ -5,7 +5,8 @@ After every step the tables are as the model says, and no promise is broken.
 
 import asyncio
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
@@ -44,24 +45,32 @@ EXAMPLES = int(os.environ.get("WEBHOOKD_TEST_EXAMPLES", "40"))
 # test_substrate_machine.py.
 ENOUGH_TO_FIND = 1000
 STEPS = 60
+EMPTIED = (
+    "webhookd.events",
+    "webhookd.event_routing_queue",
+    "webhookd.subscriptions",
+    "webhookd.endpoint_health",
+    "webhookd.webhook_delivery_sagas",
+    "webhookd.webhook_delivery_jobs",
+    "webhookd.dead_letters",
+    "public.saga_audit",
+    "public.receipts",
+    "public.client",
+)
 
 
 class Delivery(RuleBasedStateMachine):
     """The daemon's stages, in whatever order."""
 
-    def __init__(self, cluster: Cluster, weakened: Weakened | None) -> None:
+    def __init__(self, runner: asyncio.Runner, flow: Flow) -> None:
         super().__init__()
-        self.cluster = cluster
+        self.runner = runner
+        self.flow = flow
         self.world = World()
         self.leases: list[jobs.Lease] = []  # all there ever were
         self.sent: set[UUID] = set()  # leases whose request went out
         self.released: set[UUID] = set()  # leases handed back unsent
-        self.runner = asyncio.Runner()
-        self.database = self.run(cluster.create_database(migrated=True))
-        self.flow = self.run(Flow.open(self.database))
-        self.run(self.flow.superuser.execute(AUDIT))
-        if weakened is not None:
-            self.run(weakened.take_away(self.flow.superuser))
+        self.run(self.empty())
 
     def run(self, step: Awaitable[Result]) -> Result:
         """Wait for a step."""
@@ -71,10 +80,12 @@ class Delivery(RuleBasedStateMachine):
 
         return self.runner.run(waited())
 
-    def teardown(self) -> None:
-        """Drop the database."""
-        self.run(self.cluster.drop_database(self.database))
-        self.runner.close()
+    async def empty(self) -> None:
+        """Begin anew in the same database: a new one for each example would take most of the time."""
+        superuser = self.flow.superuser
+        async with superuser.transaction():
+            await superuser.execute("set local session_replication_role = replica")
+            await superuser.execute(f"truncate {', '.join(EMPTIED)} restart identity cascade")
 
     # Subscriptions and events ------------------------------------------------------------------------------
 
@@ -474,18 +485,34 @@ class Delivery(RuleBasedStateMachine):
             self.world.dead_letters[transition.dead_letter_id] = saga
 
 
+@contextmanager
+def prepared(cluster: Cluster, weakened: Weakened | None) -> Iterator[tuple[asyncio.Runner, Flow]]:
+    """A database for all examples, which writes down every change of a saga."""
+    with asyncio.Runner() as runner:
+        database = runner.run(cluster.create_database(migrated=True))
+        try:
+            flow = runner.run(Flow.open(database))
+            runner.run(flow.superuser.execute(AUDIT))
+            if weakened is not None:
+                runner.run(weakened.take_away(flow.superuser))
+            yield runner, flow
+        finally:
+            runner.run(cluster.drop_database(database))
+
+
 def drive(cluster: Cluster, weakened: Weakened | None, **chosen: Any) -> None:
     """Run the machine, on functions as they are or on one that is broken."""
+    with prepared(cluster, weakened) as (runner, flow):
 
-    class Machine(Delivery):
-        def __init__(self) -> None:
-            super().__init__(cluster, weakened)
+        class Machine(Delivery):
+            def __init__(self) -> None:
+                super().__init__(runner, flow)
 
-    run_state_machine_as_test(
-        Machine,
-        # The first example of a database test is slow, and a machine's are large: neither is a fault.
-        settings=settings(stateful_step_count=STEPS, suppress_health_check=list(HealthCheck), **chosen),
-    )
+        run_state_machine_as_test(
+            Machine,
+            # The first example of a database test is slow, and a machine's are large: neither is a fault.
+            settings=settings(stateful_step_count=STEPS, suppress_health_check=list(HealthCheck), **chosen),
+        )
 
 
 def test_any_order_of_steps_keeps_every_promise(cluster: Cluster) -> None:
