@@ -113,6 +113,8 @@ begin
     perform require_label('actor', p_actor, 200);
     perform require(p_deadline_at is null or p_deadline_at between '0001-01-02' and '9999-12-30',
                     'deadline_at must be a time of the years 1 to 9999');
+    -- Unlike a new job's: this one would be cancelled at once, and there is no second requeue.
+    perform require(p_deadline_at is null or p_deadline_at > clock_timestamp(), 'deadline_at must be a time to come');
     if not job_substrate_enabled() then
         return refused('job_substrate_disabled');
     end if;

@@ -180,6 +180,7 @@ FUNCTIONS: dict[str, Function] = {
         [
             *not_labels("p_actor", 200),
             *out_of_range("p_deadline_at", "deadline_at must be", *TIMES),
+            *out_of_range("p_deadline_at", "must be a time to come", "now()", "now() - interval '1 s'"),
         ],
     ),
     "fn_job_workflow_open": Function(

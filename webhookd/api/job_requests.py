@@ -100,7 +100,15 @@ class CancelJob(msgspec.Struct, forbid_unknown_fields=True):
 class RequeueJob(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/jobs/{id}/requeue."""
 
-    deadline_at: Annotated[Time, Meta(description="of the new job; else none")] | None = None
+    deadline_at: (
+        Annotated[
+            Time,
+            Meta(
+                description="of the new job, and still to come; else none", examples=["2099-12-31T12:00:00Z"]
+            ),
+        ]
+        | None
+    ) = None
 
 
 class JobsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

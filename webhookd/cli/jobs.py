@@ -1,6 +1,7 @@
 """`webhookd jobs`: work for executors outside of webhookd: given, looked at, resolved."""
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from webhookd.cli.options import (
     one_more,
     priority_option,
     time_or_delay,
+    time_to_come,
 )
 from webhookd.cli.text import excerpt
 from webhookd.model.states import WorkStatus
@@ -54,7 +56,7 @@ def command() -> None:
 )
 @priority_option
 @click.option("--after", type=time_or_delay, metavar="TIME", help="Not before this time, or in 2h as 2h.")
-@click.option("--deadline", type=time_or_delay, metavar="TIME", help="Cancel it if it waits at this time.")
+@click.option("--deadline", type=time_to_come, metavar="TIME", help="Cancel it if it waits at this time.")
 @click.option("--correlation-id", metavar="ID", help="Travels with it, and with the events about it.")
 @click.option("--event", type=event_id, metavar="ID", help="The event that it follows from.")
 @click.option("--workflow", type=job_id, metavar="ID", help="The workflow that it belongs to.")
@@ -65,6 +67,7 @@ def enqueue(
     client: Client, *, kind: str, key: str | None, safe_payload: str | None, as_json: bool, **given: Any
 ) -> None:
     """Enqueue a job of a KIND, and print its id, followed by `duplicate` if it was there already."""
+    _require_in_order(given["after"], given["deadline"])
     asked = {
         "kind": kind,
         "executor": given["executor"],
@@ -133,7 +136,7 @@ def cancel(client: Client, *, one: str, reason: str, as_json: bool) -> None:
 
 @command.command("requeue", epilog=example("webhookd jobs requeue 0b9c2240-6f0e-4d3c-9b1a-5cbe0d3b6262"))
 @click.argument("one", metavar="ID", type=job_id)
-@click.option("--deadline", type=time_or_delay, metavar="TIME", help="Cancel the new job if it waits then.")
+@click.option("--deadline", type=time_to_come, metavar="TIME", help="Cancel the new job if it waits then.")
 @json_option
 @asks_daemon
 def requeue(client: Client, *, one: str, deadline: str | None, as_json: bool) -> None:
@@ -147,6 +150,11 @@ def requeue(client: Client, *, one: str, deadline: str | None, as_json: bool) ->
 
 for further in (*job_switch.COMMANDS, job_work.work):
     command.add_command(further)
+
+
+def _require_in_order(after: str | None, deadline: str | None) -> None:
+    if after and deadline and datetime.fromisoformat(deadline) <= datetime.fromisoformat(after):
+        raise click.UsageError("--deadline must be after --after, or nobody could ever do it")
 
 
 def _object(text: str) -> msgspec.Raw:

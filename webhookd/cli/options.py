@@ -81,6 +81,14 @@ def time_or_delay(text: str) -> str:
         ) from error
 
 
+def time_to_come(text: str) -> str:
+    """The same, but not now and not before."""
+    time = time_or_delay(text)
+    if datetime.fromisoformat(time) <= datetime.now(UTC):
+        raise click.BadParameter(f"{escaped(text)} has passed")
+    return time
+
+
 def example(*lines: str) -> str:
     """An epilog that is not wrapped."""
     return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])

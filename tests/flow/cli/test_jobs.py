@@ -24,6 +24,7 @@ KIND = "thumbnail.make"
 STATUS = "select status = $2 from webhookd.job_queue where job_id = $1::text::uuid"
 EXPIRE = "update webhookd.job_queue set leased_until = now() - interval '1 s' where job_id = $1::text::uuid"
 WORK = ("jobs", "work", "--kind", KIND)
+NOBODY = "0b9c2240-6f0e-4d3c-9b1a-5cbe0d3b6262"
 # The first run says who it is and stays; what comes after ends well at once. Its child must end with it.
 STAYS_ONCE = "if [ -e began ]; then exit 0; fi; sleep 600 & echo $$ > began.new; mv began.new began; wait"
 
@@ -329,3 +330,20 @@ async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) ->
     assert worker.returncode == 0
     refused = await cli.having(WEBHOOKD_TOKEN="x").run("jobs", "work", "--kind", "a\nb", "--", "true")
     assert (refused.exit_code, refused.error.endswith("(invalid_request)")) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["enqueue", KIND, "--deadline", "2026-01-31T08:00:00Z"], "2026-01-31T08:00:00Z has passed"),
+        (["enqueue", KIND, "--deadline", "0s"], "0s has passed"),
+        (["enqueue", KIND, "--deadline", "1h", "--after", "2h"], "--deadline must be after --after"),
+        (["requeue", NOBODY, "--deadline", "2026-01-31T08:00:00Z"], "has passed"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+async def test_a_mistake_is_told_in_plain_words(lonely: Shell, words: list[str], said: str) -> None:
+    """Exit 2, before anybody is asked."""
+    ran = await lonely.run("jobs", *words)
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert said in ran.error
