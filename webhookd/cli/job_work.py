@@ -73,7 +73,11 @@ class Asked:
     help="How soon others get the job when this dies; renewed while the command runs.",
 )
 @click.option("--holder", metavar="NAME", help="Who this is, for the record (default: host:pid).")
-@click.option("--once", is_flag=True, help="Wait for one job, do it, and end: 0 if it succeeded, else 1.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Wait for one job, do it, and end: 0 if it succeeded, 130 if interrupted before, else 1.",
+)
 @click.argument("words", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
 @asks_daemon
 def work(
@@ -121,6 +125,8 @@ class Worker:
         self._killing = asyncio.Event()
         self._commands: set[RunningCommand] = set()
         self._is_away = False
+        self._interrupted = False
+        self._began = False
         self._succeeded = True
         self._failed = False
 
@@ -137,9 +143,13 @@ class Worker:
             raise error
         if self._killing.is_set():
             return INTERRUPTED
-        return NOT_DONE if self._failed or (self._asked.once and not self._succeeded) else 0
+        if self._failed or (self._asked.once and not self._succeeded):
+            return NOT_DONE
+        # Who asked for one job and got none must not take it for done.
+        return INTERRUPTED if self._interrupted and self._asked.once and not self._began else 0
 
     def _stop(self) -> None:
+        self._interrupted = True
         if self._killing.is_set():
             self._leave()
         if self._stopping.is_set():
@@ -182,6 +192,7 @@ class Worker:
             if not claimed.body:
                 continue
             lease = self._lease(claimed)
+            self._began = True
             try:
                 await self._do(lease)
             except Lost as error:

@@ -311,7 +311,7 @@ def waiting(api: Client) -> float:
 
 
 async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) -> None:
-    """Switched off, and then away, it is waited for; a signal ends the waiting at once, with 0."""
+    """Switched off, and then away, it is waited for. A signal ends the waiting, with 0; --once, 130."""
     await cli.done("jobs", "disable")
     with working(cli, "--concurrency", "3", "--", "true") as worker:
         assert worker.stderr is not None
@@ -328,6 +328,14 @@ async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) ->
         worker.send_signal(signal.SIGTERM)
         worker.communicate()
     assert worker.returncode == 0
+    for order in (signal.SIGINT, signal.SIGTERM):
+        with working(cli, "--once", "--", "true") as worker:
+            await api.daemon.until(lambda: waiting(api) == 1, "waiting")
+            worker.send_signal(order)
+            worker.communicate()
+        # No job was done.
+        assert worker.returncode == 130
+        await api.daemon.until(lambda: waiting(api) == 0, "left")
     refused = await cli.having(WEBHOOKD_TOKEN="x").run("jobs", "work", "--kind", "a\nb", "--", "true")
     assert (refused.exit_code, refused.error.endswith("(invalid_request)")) == (1, True)
 
