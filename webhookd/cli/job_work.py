@@ -149,11 +149,18 @@ class Worker:
         return INTERRUPTED if self._interrupted and self._asked.once and not self._began else 0
 
     def _stop(self) -> None:
-        self._interrupted = True
         if self._killing.is_set():
             self._leave()
-        if self._stopping.is_set():
+            return
+        if self._interrupted:
             self._killing.set()
+            self._tell_of_commands("stopping 1 command", "stopping {} commands")
+        else:
+            self._tell_of_commands(
+                "waiting for 1 job to end; once more stops it",
+                "waiting for {} jobs to end; once more stops them",
+            )
+        self._interrupted = True
         self._take_no_more()
 
     def _take_no_more(self) -> None:
@@ -290,6 +297,10 @@ class Worker:
 
     def _say(self, lease: Lease, what: str) -> None:
         self._tell(f"job {lease.job_id}, attempt {lease.attempt}: {what}")
+
+    def _tell_of_commands(self, one: str, several: str) -> None:
+        if self._commands:
+            self._tell(one if len(self._commands) == 1 else several.format(len(self._commands)))
 
     def _tell(self, what: str) -> None:
         with suppress(OSError):  # nobody reads it any more; the work goes on

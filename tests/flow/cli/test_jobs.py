@@ -207,7 +207,14 @@ async def test_a_deadline_and_a_second_signal_kill_the_command(api: Client, cli:
             _, said = worker.communicate()
             await api.daemon.until(lambda: is_gone(group), "killed")
     assert worker.returncode == 130
-    assert f"job {late}, attempt 1: failed: DEADLINE_PASSED" in said.decode()
+    lines = said.decode().splitlines()
+    assert f"webhookd: job {late}, attempt 1: failed: DEADLINE_PASSED" in lines
+    # Each signal says what it does, and what the next one would.
+    assert lines[-3:] == [
+        "webhookd: waiting for 1 job to end; once more stops it",
+        "webhookd: stopping 1 command",
+        f"webhookd: job {job}, attempt 1: failed: WORKER_STOPPED",
+    ]
     shown = (await api.get(f"/v1/jobs/{job}")).body
     assert shown["last_error_code"] == "WORKER_STOPPED"
 
