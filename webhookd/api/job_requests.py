@@ -54,7 +54,7 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
     event_domain: Domain = "general"
     source_system: Name = "webhookd"
     workflow_id: Uuid | None = None
-    parent_job_id: Uuid | None = None
+    parent_job_id: Annotated[Uuid, Meta(description="a link for the record: it orders nothing")] | None = None
 
 
 class ClaimJob(msgspec.Struct, forbid_unknown_fields=True):

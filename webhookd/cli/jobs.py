@@ -60,7 +60,7 @@ def command() -> None:
 @click.option("--correlation-id", metavar="ID", help="Travels with it, and with the events about it.")
 @click.option("--event", type=event_id, metavar="ID", help="The event that it follows from.")
 @click.option("--workflow", type=job_id, metavar="ID", help="The workflow that it belongs to.")
-@click.option("--parent", type=job_id, metavar="ID", help="The job that it comes after.")
+@click.option("--parent", type=job_id, metavar="ID", help="The job it comes from: a link, it orders nothing.")
 @json_option
 @asks_daemon
 def enqueue(
