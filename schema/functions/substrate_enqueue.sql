@@ -31,7 +31,7 @@ begin
     perform require(not p_safe_payload
                     ?| array['body','content','raw','vector','embedding','secret','token','password','ssn','personal_data'],
                     'safe_payload must not have body, content, raw, vector, embedding, secret, token, password, ssn or '
-                    'personal_data: refer to it by payload_ref');
+                    'personal_data at its top level: refer to it by payload_ref');
     perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
     -- Of years that every client's language has: a lease of a job whose times cannot be read would be nobody's.
     perform require(start_at between '0001-01-02' and '9999-12-30', 'process_after must be a time of the years 1 to 9999');

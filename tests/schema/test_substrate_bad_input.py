@@ -110,7 +110,7 @@ FUNCTIONS: dict[str, Function] = {
             ),
             wrong("at most 16384 bytes", p_safe_payload="jsonb_build_object('a', repeat('x', 16384))"),
             *(
-                wrong("must not have body", p_safe_payload=literal(f'{{"a": 1, "{key}": null}}'))
+                wrong("at its top level", p_safe_payload=literal(f'{{"a": 1, "{key}": null}}'))
                 for key in (*FORBIDDEN_KEYS, "personal_data")
             ),
             *out_of_range("p_priority", "priority must be", "-32769", "32768"),

@@ -56,7 +56,7 @@ WaitSeconds: TypeAlias = Annotated[
 ]
 _SAFE = Meta(
     description="a JSON object of at most 16 KiB: what an executor must know at once. Without body, content, "
-    "raw, vector, embedding, secret, token, password, ssn, personal_data at its top: refer to these",
+    "raw, vector, embedding, secret, token, password, ssn, personal_data at its top level: refer to these",
     examples=[{"width": 200}],
     extra_json_schema={"type": "object"},
 )

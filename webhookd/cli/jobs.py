@@ -52,7 +52,8 @@ def command() -> None:
 @click.option(
     "--safe-payload",
     metavar="JSON",
-    help="A small JSON object, or @FILE, or - for stdin: no secrets.",
+    help="A small JSON object, or @FILE, or - for stdin: a signal, not the data. Its top level must not have "
+    "body, content, raw, vector, embedding, secret, token, password, ssn or personal_data.",
 )
 @priority_option
 @click.option("--after", type=time_or_delay, metavar="TIME", help="Not before this time, or in 2h as 2h.")
