@@ -93,16 +93,18 @@ def work(
 ) -> None:
     """Take jobs, and run COMMAND for each, with the job as JSON on its stdin.
 
-    Exit code 0 is success, with what it wrote into the file $WEBHOOKD_RESULT_FILE as its result_ref. Exit
-    code 65 is a failure for good; any other is tried again later. The last of its stderr is the error's
-    message. It also has $WEBHOOKD_JOB_ID, $WEBHOOKD_JOB_KIND and $WEBHOOKD_JOB_ATTEMPT.
+    Exit code 0 is success, with what it wrote into the file $WEBHOOKD_RESULT_FILE as its result_ref: one line
+    of at most 2000 characters in UTF-8, else the job has failed for good. Exit code 65 is a failure for good;
+    any other is tried again later. The last of its stderr is the error's message. It also has
+    $WEBHOOKD_JOB_ID, $WEBHOOKD_JOB_KIND and $WEBHOOKD_JOB_ATTEMPT.
 
     While it runs the lease is renewed. If the lease is lost, or the job's deadline passes, it is killed with
     all that it started. A job may be done twice: when this is killed by SIGKILL its command goes on, and when
     its lease has run out others begin anew.
 
     SIGTERM or Ctrl-C takes no more jobs and lets those under way end; a second one asks them to end and then
-    kills them; a third kills them at once, without a report. A daemon that is away is waited for.
+    kills them, which costs each an attempt (WORKER_STOPPED); a third kills them at once, without a report. A
+    daemon that is away is waited for.
     """
     if once and concurrency > 1:
         raise click.UsageError("--once: one job has no --concurrency")
