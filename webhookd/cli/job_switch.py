@@ -15,7 +15,14 @@ from webhookd.cli.text import duration, escaped
 
 PATH = "/v1/job-substrate"
 DEFAULT = "default"
-_NUMBERS = ("max_attempts", "base_delay_seconds", "max_delay_seconds", "jitter", "max_lease_recoveries")
+_NUMBERS = (
+    "max_attempts",
+    "base_delay_seconds",
+    "max_delay_seconds",
+    "jitter",
+    "max_lease_recoveries",
+    "retention_seconds",
+)
 
 
 @click.command("status", epilog=example("webhookd jobs status"))
@@ -145,13 +152,15 @@ def _screen(answer: Answer) -> Iterator[RenderableType]:
             ("kept for", duration(policy["retention_seconds"])),
         ]
     )
-    if substrate["kind_policies"]:
+    # One that was set back to the defaults has a row, and no number.
+    own = [kind for kind in substrate["kind_policies"] if any(kind[name] is not None for name in _NUMBERS)]
+    if own:
         yield output.heading("Kinds with numbers of their own")
         yield output.table(
             ["kind", *(name.replace("_", " ") for name in _NUMBERS)],
             [
                 (output.text(kind["job_kind"]), *(output.text(kind[name]) for name in _NUMBERS))
-                for kind in substrate["kind_policies"]
+                for kind in own
             ],
         )
     if substrate["registrations"]:

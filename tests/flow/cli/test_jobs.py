@@ -103,16 +103,20 @@ async def test_jobs_are_given_and_looked_after(cli: Shell) -> None:
     registered = await cli.done("jobs", "register", "order.created", KIND, "--executor", "Agent")
     assert registered.out == f"order.created events give {KIND} jobs for Agent\n"
     await cli.done("jobs", "configure", "--max-attempts", "3", "--jitter", "0.5")
+    await cli.done("jobs", "configure", "--kind", "other", "--retention-seconds", "90")
     configured = await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "2")
     assert "3 attempts, delays of 0s" in configured.out
+    assert ["other", *"-----", "90"] in [[cell.removesuffix(".0") for cell in row] for row in configured.rows]
+    await cli.done("jobs", "configure", "--kind", "other", "--retention-seconds", "default")
     substrate = (await cli.done("jobs", "status", "--json")).documents[0]
-    assert (substrate["policy"]["jitter"], substrate["kind_policies"][0]["max_attempts"]) == (0.5, 2)
+    assert (substrate["policy"]["jitter"], substrate["kind_policies"][1]["max_attempts"]) == (0.5, 2)
     back = await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "default", "--json")
-    assert back.documents[0]["kind_policies"][0]["max_attempts"] is None
+    assert [one["max_attempts"] for one in back.documents[0]["kind_policies"]] == [None, None]
     status = (await cli.done("jobs", "status")).out
     assert "order.created" in status
+    assert "numbers of their own" not in status
     decided = [line.split()[1:3] for line in status.partition("Who decided so")[2].splitlines()[2:]]
-    assert decided[:4] == [["api", "configure"]] * 3 + [["api", "register_event"]]
+    assert decided[:6] == [["api", "configure"]] * 5 + [["api", "register_event"]]
     for words in (("show", "7"), ("configure",), ("work", "--kind", KIND, "--", "no-such-command")):
         assert (await cli.run("jobs", *words)).exit_code == 2, words
     assert (await cli.run("jobs", "show", str(uuid4()))).exit_code == 1
