@@ -30,6 +30,8 @@ from webhookd.outbound.signatures import sign
 # Always the same, so that the subscription of the last time fits again.
 DEFAULT_PORT = 8471
 MAX_SECRET_BYTES = 4096
+# What nobody can publish.
+RESERVED = "dot.job."
 SECRET_VARIABLE = "WEBHOOKD_SECRET"  # noqa: S105  the name of one
 
 
@@ -186,7 +188,14 @@ async def _subscribe(asked: Listening, subscriber: Subscriber, inbox: Inbox, tol
 
 def _say_what_now(asked: Listening, inbox: Inbox, authority: Authority) -> None:
     if asked.event_types:
-        _say(f"Now, elsewhere: webhookd publish {asked.event_types[0]} '{{\"order\": 7}}'")
+        anybodys = [one for one in asked.event_types if not one.startswith(RESERVED)]
+        if anybodys:
+            _say(f"Now, elsewhere: webhookd publish {anybodys[0]} '{{\"order\": 7}}'")
+        else:
+            _say("Now, elsewhere: webhookd jobs enqueue greet")
+            _say(
+                f"({RESERVED}… is webhookd's own word, as jobs move; `webhookd jobs enable` switches them on)"
+            )
         return
     _say(f"Senders must trust the authority in {authority.ca_file}")
     if not inbox.verifies:

@@ -100,6 +100,21 @@ async def test_the_first_delivery(serve_local: ServeLocal, make_listener: MakeLi
     assert api.daemon.logged("delivery.local: ")
 
 
+async def test_what_is_suggested_works(serve_local: ServeLocal, make_listener: MakeListener) -> None:
+    """Nobody can publish what webhookd alone tells: of that, a job is what makes something arrive."""
+    api = await serve_local()
+    await api.patch("/v1/job-substrate", {"enabled": True})
+    listener = await make_listener(api.daemon).start("dot.job.enqueued", "--port=0", "--json")
+    assert "Now, elsewhere: webhookd jobs enqueue greet\n" in listener.told()
+    assert "webhookd publish" not in listener.told()
+    job = {"kind": "greet", "executor": "external_worker", "idempotency_key": "1"}
+    assert (await api.post("/v1/jobs", job)).status == 201
+    [arrival] = await listener.deliveries(1)
+    assert (arrival["event_type"], arrival["payload"]["job_kind"]) == ("dot.job.enqueued", "greet")
+    both = await make_listener(api.daemon).start("dot.job.enqueued", EVENT_TYPE, "--port=0")
+    assert f"webhookd publish {EVENT_TYPE} " in both.told()
+
+
 async def test_a_person_sees_each_arrival(serve_local: ServeLocal, make_listener: MakeListener) -> None:
     """Without --json: a line with what it is, and the payload below it, indented."""
     api = await serve_local()
