@@ -23,6 +23,7 @@ from webhookd.cli.options import (
     priority_option,
     time_or_delay,
     time_to_come,
+    workflow_id,
 )
 from webhookd.cli.text import excerpt
 from webhookd.model.states import WorkStatus
@@ -60,7 +61,7 @@ def command() -> None:
 @click.option("--deadline", type=time_to_come, metavar="TIME", help="Cancel it if it waits at this time.")
 @click.option("--correlation-id", metavar="ID", help="Travels with it, and with the events about it.")
 @click.option("--event", type=event_id, metavar="ID", help="The event that it follows from.")
-@click.option("--workflow", type=job_id, metavar="ID", help="The workflow that it belongs to.")
+@click.option("--workflow", type=workflow_id, metavar="ID", help="The workflow that it belongs to.")
 @click.option("--parent", type=job_id, metavar="ID", help="The job it comes from: a link, it orders nothing.")
 @json_option
 @asks_daemon

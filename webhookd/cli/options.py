@@ -61,11 +61,20 @@ def time_or_age(text: str) -> str:
 
 
 def job_id(text: str) -> str:
-    """The id of a job or a workflow."""
+    """The id of a job."""
+    return _uuid(text, "a job")
+
+
+def workflow_id(text: str) -> str:
+    """The id of a workflow."""
+    return _uuid(text, "a workflow")
+
+
+def _uuid(text: str, of_what: str) -> str:
     try:
         return str(UUID(text))
     except ValueError as error:
-        raise click.BadParameter(f"{escaped(text)} is no id of a job") from error
+        raise click.BadParameter(f"{escaped(text)} is no id of {of_what}") from error
 
 
 def time_or_delay(text: str) -> str:
