@@ -23,6 +23,7 @@ from webhookd.cli.options import (
     priority_option,
     time_or_delay,
     time_to_come,
+    words,
     workflow_id,
 )
 from webhookd.cli.text import excerpt
@@ -46,7 +47,9 @@ def command() -> None:
 )
 @click.argument("kind")
 @executor_option("Who shall do it.")
-@click.option("--key", metavar="KEY", help="With the same key it is the same job (default: a new one).")
+@click.option(
+    "--key", type=words, metavar="KEY", help="With the same key it is the same job (default: a new one)."
+)
 @click.option("--source-ref", metavar="REF", help="Where what it is about is.")
 @click.option("--target-ref", metavar="REF", help="Where its result belongs.")
 @click.option("--payload-ref", metavar="REF", help="Where its data is.")

@@ -38,6 +38,13 @@ def executor_option(meaning: str) -> Callable[[Callable[..., None]], Callable[..
     )
 
 
+def words(text: str) -> str:
+    """Some text: without any the daemon would refuse it, in words for programs."""
+    if not text.strip():
+        raise click.BadParameter("it must not be empty")
+    return text
+
+
 def row_id(text: str) -> int:
     """The id of a row."""
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS and 1 <= int(text) <= MAX_ID):

@@ -358,6 +358,7 @@ async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) ->
         (["enqueue", KIND, "--deadline", "0s"], "0s has passed"),
         (["enqueue", KIND, "--deadline", "1h", "--after", "2h"], "--deadline must be after --after"),
         (["requeue", NOBODY, "--deadline", "2026-01-31T08:00:00Z"], "has passed"),
+        (["enqueue", KIND, "--key", ""], "'--key': it must not be empty"),
         (["enqueue", KIND, "--workflow", "abc"], "'--workflow': abc is no id of a workflow"),
         (["enqueue", KIND, "--parent", "abc"], "'--parent': abc is no id of a job"),
     ],
