@@ -1,6 +1,6 @@
 """`webhookd jobs status | enable | disable | configure | register`: the operator's part of the substrate."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from webhookd.cli import output
 from webhookd.cli.answers import Answer
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, executor_option, json_option, priority_option
+from webhookd.cli.options import example, executor_option, json_option, priority_option, some_text
 from webhookd.cli.text import duration, escaped
 
 PATH = "/v1/job-substrate"
@@ -49,15 +49,26 @@ def disable(client: Client, *, as_json: bool) -> None:
     _switch(client, on=False, as_json=as_json)
 
 
-def _number(text: str) -> float | str:
-    if text == DEFAULT:
-        return text
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{escaped(text)} is no number") from error
-    # What is whole must be whole in JSON too.
-    return int(value) if value.is_integer() else value
+def _number(lowest: int, highest: int, *, whole: bool = False) -> Callable[[str], float | str]:
+    """As fn_job_configure has it, in words for a person."""
+
+    def parsed(text: str) -> float | str:
+        if text == DEFAULT:
+            return text
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{escaped(text)} is no number") from error
+        if not lowest <= value <= highest or (whole and not value.is_integer()):
+            kind = "whole number" if whole else "number"
+            raise click.BadParameter(f"it must be a {kind} from {lowest} to {highest}")
+        # What is whole must be whole in JSON too.
+        return int(value) if value.is_integer() else value
+
+    return parsed
+
+
+_SECONDS = _number(0, 315_360_000)
 
 
 @click.command(
@@ -68,15 +79,28 @@ def _number(text: str) -> float | str:
         "webhookd jobs configure --kind report.send --max-attempts default",
     ),
 )
-@click.option("--kind", help="For this kind alone; `default` as a number is that of all others again.")
-@click.option("--max-attempts", type=_number, metavar="N", help="Attempts in all, the first included.")
-@click.option("--base-delay-seconds", type=_number, metavar="S", help="After a failure, doubled each time.")
-@click.option("--max-delay-seconds", type=_number, metavar="S", help="The longest delay.")
-@click.option("--jitter", type=_number, metavar="PART", help="Up to this part of a delay is added.")
 @click.option(
-    "--max-lease-recoveries", type=_number, metavar="N", help="Leases lost before it counts as a failure."
+    "--kind",
+    type=some_text,
+    metavar="KIND",
+    help="For this kind alone; `default` as a number is that of all others again.",
 )
-@click.option("--retention-seconds", type=_number, metavar="S", help="How long an ended job is kept whole.")
+@click.option(
+    "--max-attempts",
+    type=_number(1, 1000, whole=True),
+    metavar="N",
+    help="Attempts in all, the first included.",
+)
+@click.option("--base-delay-seconds", type=_SECONDS, metavar="S", help="After a failure, doubled each time.")
+@click.option("--max-delay-seconds", type=_SECONDS, metavar="S", help="The longest delay.")
+@click.option("--jitter", type=_number(0, 1), metavar="PART", help="Up to this part of a delay is added.")
+@click.option(
+    "--max-lease-recoveries",
+    type=_number(0, 1000, whole=True),
+    metavar="N",
+    help="Leases lost before it counts as a failure.",
+)
+@click.option("--retention-seconds", type=_SECONDS, metavar="S", help="How long an ended job is kept whole.")
 @json_option
 @asks_daemon
 def configure(client: Client, *, kind: str | None, as_json: bool, **numbers: float | str | None) -> None:
@@ -95,8 +119,8 @@ def configure(client: Client, *, kind: str | None, as_json: bool, **numbers: flo
 
 
 @click.command("register", epilog=example("webhookd jobs register order.created invoice.make --priority 5"))
-@click.argument("event_type")
-@click.argument("kind")
+@click.argument("event_type", type=some_text)
+@click.argument("kind", type=some_text)
 @executor_option("Who shall do them.")
 @priority_option
 @click.option("--off", is_flag=True, help="No more, from now on.")

@@ -17,7 +17,7 @@ from webhookd.cli.answers import Answer
 from webhookd.cli.client import ANSWER_TIMEOUT_SECONDS, Client, asks_daemon, unexpected
 from webhookd.cli.job_command import Failure, RunningCommand, Success
 from webhookd.cli.job_lease import Delays, Lease, Lost
-from webhookd.cli.options import example, executor_option
+from webhookd.cli.options import example, executor_option, some_text
 from webhookd.cli.text import escaped
 from webhookd.model.errors import RequestRefused, ServiceUnavailable, WebhookdError
 
@@ -60,7 +60,7 @@ class Asked:
     ),
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--kind", required=True, help="Of which kind.")
+@click.option("--kind", type=some_text, metavar="KIND", required=True, help="Of which kind.")
 @executor_option("For whom they are.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100), default=1, show_default=True, help="So many at a time."
@@ -72,7 +72,9 @@ class Asked:
     show_default=True,
     help="How soon others get the job when this dies; renewed while the command runs.",
 )
-@click.option("--holder", metavar="NAME", help="Who this is, for the record (default: host:pid).")
+@click.option(
+    "--holder", type=some_text, metavar="NAME", help="Who this is, for the record (default: host:pid)."
+)
 @click.option(
     "--once",
     is_flag=True,

@@ -21,9 +21,9 @@ from webhookd.cli.options import (
     listing_options,
     one_more,
     priority_option,
+    some_text,
     time_or_delay,
     time_to_come,
-    words,
     workflow_id,
 )
 from webhookd.cli.text import excerpt
@@ -45,14 +45,14 @@ def command() -> None:
         "webhookd jobs enqueue report.send --safe-payload '{\"month\": 3}' --after 2h",
     ),
 )
-@click.argument("kind")
+@click.argument("kind", type=some_text)
 @executor_option("Who shall do it.")
 @click.option(
-    "--key", type=words, metavar="KEY", help="With the same key it is the same job (default: a new one)."
+    "--key", type=some_text, metavar="KEY", help="With the same key it is the same job (default: a new one)."
 )
-@click.option("--source-ref", metavar="REF", help="Where what it is about is.")
-@click.option("--target-ref", metavar="REF", help="Where its result belongs.")
-@click.option("--payload-ref", metavar="REF", help="Where its data is.")
+@click.option("--source-ref", type=some_text, metavar="REF", help="Where what it is about is.")
+@click.option("--target-ref", type=some_text, metavar="REF", help="Where its result belongs.")
+@click.option("--payload-ref", type=some_text, metavar="REF", help="Where its data is.")
 @click.option(
     "--safe-payload",
     metavar="JSON",
@@ -62,7 +62,9 @@ def command() -> None:
 @priority_option
 @click.option("--after", type=time_or_delay, metavar="TIME", help="Not before this time, or in 2h as 2h.")
 @click.option("--deadline", type=time_to_come, metavar="TIME", help="Cancel it if it waits at this time.")
-@click.option("--correlation-id", metavar="ID", help="Travels with it, and with the events about it.")
+@click.option(
+    "--correlation-id", type=some_text, metavar="ID", help="Travels with it, and with the events about it."
+)
 @click.option("--event", type=event_id, metavar="ID", help="The event that it follows from.")
 @click.option("--workflow", type=workflow_id, metavar="ID", help="The workflow that it belongs to.")
 @click.option("--parent", type=job_id, metavar="ID", help="The job it comes from: a link, it orders nothing.")
@@ -101,7 +103,7 @@ def enqueue(
 @click.option(
     "--status", type=click.Choice([status.value for status in WorkStatus]), help="Only those in this state."
 )
-@click.option("--kind", help="Only those of this kind.")
+@click.option("--kind", type=some_text, metavar="KIND", help="Only those of this kind.")
 @listing_options
 @asks_daemon
 def list_(client: Client, *, status: str | None, kind: str | None, limit: int | None, as_json: bool) -> None:
@@ -127,7 +129,7 @@ def show(client: Client, *, one: str, as_json: bool) -> None:
 
 @command.command("cancel", epilog=example("webhookd jobs cancel 0b9c… --reason 'not wanted any more'"))
 @click.argument("one", metavar="ID", type=job_id)
-@click.option("--reason", required=True, help="Why, for the record.")
+@click.option("--reason", type=some_text, metavar="TEXT", required=True, help="Why, for the record.")
 @json_option
 @asks_daemon
 def cancel(client: Client, *, one: str, reason: str, as_json: bool) -> None:

@@ -38,7 +38,7 @@ def executor_option(meaning: str) -> Callable[[Callable[..., None]], Callable[..
     )
 
 
-def words(text: str) -> str:
+def some_text(text: str) -> str:
     """Some text: without any the daemon would refuse it, in words for programs."""
     if not text.strip():
         raise click.BadParameter("it must not be empty")
