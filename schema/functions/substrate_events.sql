@@ -1,7 +1,7 @@
 -- owner: webhookd_jobs
 -- Owns: events → jobs. Takes ids from job_event_queue, which a trigger fills; routing has no part in it.
 
--- Events of a type give jobs of a kind, from now on; or no more (`p_active` false).
+-- Events of a type give jobs of a kind, from now on; or no more (`p_active` false), if they did.
 create or replace function webhookd.fn_job_register_event(
     p_event_type text, p_kind text, p_executor text, p_actor text, p_priority integer default 0, p_active boolean default true)
 returns jsonb
@@ -19,6 +19,12 @@ begin
     perform require_label('actor', p_actor, 200);
     perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
     perform require(p_active is not null, 'active must not be null');
+    -- A mistyped name would be switched off, and the one that was meant go on.
+    if not p_active and not exists (
+        select from job_event_registry r where r.event_type = p_event_type and r.job_kind = p_kind)
+    then
+        return refused('not_registered');
+    end if;
     insert into job_event_registry as r (event_type, job_kind, executor, priority, active, registered_by)
     values (p_event_type, p_kind, p_executor, p_priority, p_active, p_actor)
     on conflict (event_type, job_kind) do update

@@ -613,7 +613,12 @@ async def test_an_event_generates_its_job_once(substrate: Substrate) -> None:
     await substrate.daemon.execute("select webhookd.publish('order.paid', '{}')")
     await substrate.call("fn_job_register_event", p_kind="invoice", **register)
     await substrate.call("fn_job_register_event", p_kind="thank", p_priority=4, **register)
-    await substrate.call("fn_job_register_event", p_kind="never", p_active=False, **register)
+    await substrate.call("fn_job_register_event", p_kind="no more", **register)
+    await substrate.call("fn_job_register_event", p_kind="no more", p_active=False, **register)
+    never = await substrate.call("fn_job_register_event", p_kind="never", p_active=False, **register)
+    assert never == {"refused": True, "reason": "not_registered"}
+    kinds = await substrate.daemon.fetch("select job_kind from webhookd.job_event_registry order by 1")
+    assert [kind for (kind,) in kinds] == ["invoice", "no more", "thank"]
     event_id = await substrate.daemon.fetchval(
         "select webhookd.publish('order.paid', '{\"body\": \"large\"}', correlation_id => 'c-7')"
     )

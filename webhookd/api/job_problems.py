@@ -23,6 +23,10 @@ _WORDS = {
     "not_dead_letter": "only a dead letter can be requeued",
     "workflow_conflict": "this workflow is of another kind or generator",
 }
+_MISSING = {
+    "unknown_job": "no such job",
+    "not_registered": "events of this type do not give jobs of this kind: they were never registered",
+}
 _CODES = {"running": "job_running", "finished": "job_finished"}
 
 
@@ -30,8 +34,8 @@ def done(result: Value | JobRefusal) -> Value:
     """What was done; a Problem if it was refused."""
     if not isinstance(result, JobRefusal):
         return result
-    if result.reason == "unknown_job":
-        raise Problem(404, "not_found", "no such job")
+    if result.reason in _MISSING:
+        raise Problem(404, "not_found", _MISSING[result.reason])
     members: dict[str, Any] = {}
     if result.job_id is not None:
         members["job_id"] = result.job_id

@@ -64,6 +64,7 @@ class JobSubstrate:
                 job_responses.Registration,
                 description="From the next event on, one job each. Asked again, it is changed.",
                 body=job_requests.NewRegistration,
+                own_problems=((404, "not_found"),),
             ),
         ]
 

@@ -102,6 +102,8 @@ async def test_jobs_are_given_and_looked_after(cli: Shell) -> None:
     assert (await cli.run("jobs", "requeue", job)).error.endswith("(not_dead_letter)")
     registered = await cli.done("jobs", "register", "order.created", KIND, "--executor", "Agent")
     assert registered.out == f"order.created events give {KIND} jobs for Agent\n"
+    off = await cli.run("jobs", "register", "order.craeted", KIND, "--off")
+    assert (off.exit_code, "they were never registered" in off.error) == (1, True)
     await cli.done("jobs", "configure", "--max-attempts", "3", "--jitter", "0.5")
     await cli.done("jobs", "configure", "--kind", "other", "--retention-seconds", "90")
     configured = await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "2")
@@ -114,6 +116,7 @@ async def test_jobs_are_given_and_looked_after(cli: Shell) -> None:
     assert [one["max_attempts"] for one in back.documents[0]["kind_policies"]] == [None, None]
     status = (await cli.done("jobs", "status")).out
     assert "order.created" in status
+    assert "order.craeted" not in status
     assert "numbers of their own" not in status
     decided = [line.split()[1:3] for line in status.partition("Who decided so")[2].splitlines()[2:]]
     assert decided[:6] == [["api", "configure"]] * 5 + [["api", "register_event"]]
