@@ -30,6 +30,7 @@ declare
     place integer;
     number jsonb;
     given jsonb := '{}';  -- with 3.0 as 3, which an integer column takes
+    policy job_kind_policy;
 begin
     perform require(jsonb_typeof(p_settings) = 'object', 'settings must be a JSON object');
     perform require_label('actor', p_actor, 200);
@@ -66,7 +67,13 @@ begin
     if found then
         perform record_decision('fn_job_configure', p_actor, jsonb_build_object('kind', p_kind, 'settings', given));
     end if;
-    return to_jsonb(job_policy(p_kind)) - 'job_kind' || jsonb_build_object('refused', false, 'kind', p_kind);
+    policy := job_policy(p_kind);
+    -- Of what holds now, whichever of both was given. Who changes neither is not held up by what others left.
+    perform require(
+        policy.base_delay_seconds <= policy.max_delay_seconds or not given ?| array['base_delay_seconds', 'max_delay_seconds'],
+        format('base_delay_seconds must not be above max_delay_seconds: they would be %s and %s',
+               policy.base_delay_seconds, policy.max_delay_seconds));
+    return to_jsonb(policy) - 'job_kind' || jsonb_build_object('refused', false, 'kind', p_kind);
 end
 $$;
 grant execute on function webhookd.fn_job_configure(jsonb, text, text) to workflow_admin;

@@ -781,6 +781,12 @@ async def test_the_policy_is_the_settings_or_the_kinds(substrate: Substrate) -> 
         with pytest.raises(asyncpg.PostgresError) as refused:
             await substrate.configure(**bad)
         assert refused.value.sqlstate == "WH400"
+    # A kind's delay is compared with what holds for the kind; who changes neither is not held up by it.
+    await substrate.configure("slow", base_delay_seconds=7200, max_delay_seconds=7200)
+    with pytest.raises(asyncpg.PostgresError, match="they would be 7200 and 3600"):
+        await substrate.configure("slow", max_delay_seconds=None)
+    await substrate.superuser.execute("update webhookd.job_kind_policy set max_delay_seconds = null")
+    assert (await substrate.configure("slow", max_attempts=2))["max_attempts"] == 2
     for statement in (
         "update webhookd.settings set value = '\"yes\"' where key = 'queue.job_substrate.enabled'",
         "update webhookd.settings set value = '0' where key = 'queue.job_substrate.max_attempts'",

@@ -241,6 +241,15 @@ FUNCTIONS: dict[str, Function] = {
                     ("retention_seconds", "true"),
                 ]
             ),
+            *(
+                wrong("must not be above", p_settings=literal(numbers), p_kind=kind)
+                for kind in ("null", "'k'")
+                for numbers in (
+                    '{"base_delay_seconds": 3601}',
+                    '{"max_delay_seconds": 29}',
+                    '{"base_delay_seconds": 2, "max_delay_seconds": 1}',
+                )
+            ),
             *not_labels("p_actor", 200),
             *not_labels("p_kind", 100),
         ],

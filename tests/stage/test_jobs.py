@@ -1,5 +1,7 @@
 """The jobs service's loop: what it costs while the substrate is off, and whose numbers hold."""
 
+import pytest
+
 from tests.stage.conftest import CountingPool, Parts, running
 from tests.support.flow import Flow
 from tests.support.waiting import until
@@ -54,3 +56,27 @@ async def test_numbers_of_the_file_are_written_once(flow: Flow, parts: Parts) ->
         parts.metrics.registry.get_sample_value("webhookd_job_queue_reaped_total", {"outcome": "cancelled"})
         == 1.0
     )
+
+
+async def test_numbers_that_do_not_fit_stop_nothing(
+    flow: Flow, parts: Parts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A base delay above the longest that the database has is told once, and the jobs are looked after."""
+    await flow.daemon.execute("select webhookd.fn_job_enable(true, 'test')")
+    parts.settings = Settings(
+        services=ServicesSettings(poll_interval_seconds=0.05), jobs=JobsSettings(base_delay_seconds=7200)
+    )
+    late = await flow.daemon.fetchval(
+        "select webhookd.fn_job_enqueue('k', 'key', 'Agent', p_deadline_at => now(), p_actor => 'test')"
+        " ->> 'job_id'"
+    )
+    async with running(keeper_of(parts).run):
+        await until(
+            flow.daemon,
+            "select status = 'cancelled' from webhookd.job_queue where job_id = $1::text::uuid",
+            late,
+        )
+    told = [record.getMessage() for record in caplog.records if "[jobs]" in record.getMessage()]
+    assert len(told) == 1
+    assert "base_delay_seconds must not be above max_delay_seconds" in told[0]
+    assert await flow.daemon.fetchval(IS, "base_delay_seconds", 30)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from webhookd.config.settings import Settings
+from webhookd.model.errors import Refused
 from webhookd.observe.metrics import Metrics
 from webhookd.store import job_substrate
 from webhookd.store.bells import Bells, Work
@@ -81,9 +82,15 @@ class JobKeeper:
         if given == self._written:
             return
         if given:
-            async with self._pool.connection() as connection:
-                await job_substrate.configure(connection, given, ACTOR)
-            log.info("the numbers of [jobs] were written into the database", extra=given)
+            try:
+                async with self._pool.connection() as connection:
+                    await job_substrate.configure(connection, given, ACTOR)
+            except Refused as error:  # each is right by itself, and does not fit what the database has
+                log.warning(
+                    "the numbers of [jobs] were not written into the database: %s", error, extra=given
+                )
+            else:
+                log.info("the numbers of [jobs] were written into the database", extra=given)
         self._written = given
 
     async def _run_once_disabled(self) -> bool:
