@@ -171,6 +171,7 @@ class JobWithRuns(Job):
     """A job, and all that was done with it."""
 
     safe_payload: SafePayload
+    requeued_as: Annotated[Uuid | None, Meta(description="the job that this dead letter was requeued as")]
     runs: Annotated[list[JobRun], Meta(description="the last 500, oldest first")]
     more_runs: Annotated[bool, Meta(examples=[False], description="there are earlier ones")]
 

@@ -199,7 +199,7 @@ def _parts(job: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
     yield output.heading("What was done with it")
     if known["more_runs"]:
         yield "…"
-    yield output.table(["when", "by", "what", "to", "attempts"], map(_run_cells, known["runs"]))
+    yield output.table(["when", "by", "what", "to", "attempts", "error"], map(_run_cells, known["runs"]))
 
 
 def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
@@ -214,6 +214,7 @@ def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
             yield name.removesuffix("_at").replace("_", " "), output.time_field(job[name])
     if job["leased_until"] is not None:
         yield "held", f"by {output.text(job['lease_holder'])} until {output.time_field(job['leased_until'])}"
+    yield "priority", str(job["priority"])
     yield "attempts", str(job["attempts"])
     if job["last_error_code"] is not None:
         said = output.text(job["last_error"])
@@ -223,6 +224,8 @@ def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
     for name in ("causation_event_id", "workflow_id", "parent_job_id"):
         if job[name] is not None:
             yield name.removesuffix("_id").replace("_", " "), output.text(job[name])
+    if job["requeued_as"] is not None:
+        yield "requeued as", output.text(job["requeued_as"])
     if job["status"] == WorkStatus.DEAD_LETTER:
         yield "try again", f"webhookd jobs requeue {job['job_id']}"
 
@@ -236,4 +239,5 @@ def _run_cells(run: Mapping[str, Any]) -> output.Row:
         output.text(run["command"].removeprefix("fn_job_")),
         output.state(run["to_status"]),
         str(run["attempts"]),
+        output.text(run["detail"].get("error_code")),
     )

@@ -29,7 +29,11 @@ _COLUMNS = """
     j.source_system"""
 _ORDER = "order by j.enqueued_at desc, j.job_id desc"
 _SHOWN = f"select {_COLUMNS}"
-_JOB = f"{_SHOWN}, j.safe_payload from {_JOBS} where j.job_id = $1"
+# What a dead letter was requeued as has a key made of its id, by ux_job_queue_kind_idempotency_key.
+_REQUEUED_AS = """(
+    select n.job_id from webhookd.job_queue n
+    where n.job_kind = j.job_kind and n.idempotency_key = 'requeue:' || j.job_id) as requeued_as"""
+_JOB = f"{_SHOWN}, j.safe_payload, {_REQUEUED_AS} from {_JOBS} where j.job_id = $1"
 _MERGED = "select * from ({0}) j {1} limit {2}"
 _TIME_OF_JOB = "select j.enqueued_at from webhookd.job_queue j where j.job_id = $1"
 # By ix_job_command_run_job.

@@ -161,6 +161,18 @@ async def test_work_runs_a_command_for_a_job(api: Client, cli: Shell, flow: Flow
     requeued = await cli.done("jobs", "requeue", failing)
     assert requeued.out.startswith(f"job {failing}: requeued as job ")
     child = requeued.out.split()[-1]
+    told = (await cli.done("jobs", "show", failing)).rows
+    # Of each attempt: that it failed, and what became of the job.
+    errors = [(row[-3], row[-1]) for row in told if row and row[-1].startswith("EXIT_")]
+    assert errors == [
+        ("failed", "EXIT_3"),
+        ("retry_waiting", "EXIT_3"),
+        ("failed", "EXIT_65"),
+        ("dead_letter", "EXIT_65"),
+    ]
+    assert ["requeued", "as", child] in told
+    assert ["priority", "0"] in told
+    assert not any("requeued" in row for row in (await cli.done("jobs", "show", child)).rows)
     assert f"it was requeued before, as job {child} (" in (await cli.run("jobs", "requeue", failing)).error
     bad = await cli.run(*WORK, "--once", "--", "sh", "-c", 'seq 9 > "$WEBHOOKD_RESULT_FILE"')
     assert bad.exit_code == 1
