@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from webhookd.api.fields import Uuid
+from webhookd.api.fields import IdempotencyKey, Uuid
 from webhookd.model.states import Executor, WorkflowStatus, WorkStatus
 
 # As webhookd.is_label says: something that a person can read in a log.
@@ -16,6 +16,13 @@ MAX_PRIORITY = 32_767
 
 Kind: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, pattern=_LABEL, examples=["thumbnail.make"])
+]
+JobKey: TypeAlias = Annotated[
+    IdempotencyKey,
+    Meta(
+        examples=["picture-7"],
+        description="there is one job for a kind and a key, however often it is enqueued",
+    ),
 ]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LABEL, examples=["worker-7"])]
 Domain: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, pattern=_LABEL, examples=["general"])]

@@ -1,17 +1,18 @@
 """What may be asked about jobs: as requests.py."""
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from webhookd.api.fields import CorrelationId, EventType, Id, IdempotencyKey, Time, Uuid
+from webhookd.api.fields import CorrelationId, EventType, Id, Time, Uuid
 from webhookd.api.job_fields import (
     Attempts,
     ByExecutor,
     Domain,
     ErrorText,
     Jitter,
+    JobKey,
     Kind,
     LeaseSeconds,
     LeaseToken,
@@ -29,18 +30,12 @@ from webhookd.api.requests import DEFAULT_LIMIT, MAX_LIMIT, given
 from webhookd.store.job_reads import JobPage
 
 
-class NewJob(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /v1/jobs."""
+class AskedJob(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs as it is read: the key may be in the header."""
 
     kind: Kind
     executor: ByExecutor
-    idempotency_key: (
-        Annotated[
-            IdempotencyKey,
-            Meta(description="there is one job for a kind and a key; here or as Idempotency-Key"),
-        ]
-        | None
-    ) = None
+    idempotency_key: JobKey | None = None
     source_ref: Ref | None = None
     target_ref: Ref | None = None
     payload_ref: Ref | None = None
@@ -55,6 +50,29 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
     source_system: Name = "webhookd"
     workflow_id: Uuid | None = None
     parent_job_id: Annotated[Uuid, Meta(description="a link for the record: it orders nothing")] | None = None
+
+
+class NewJob(AskedJob, kw_only=True):
+    """POST /v1/jobs as it is documented: it must have a key."""
+
+    idempotency_key: JobKey
+
+
+# Not of all fields: this one can be sent as it stands, where no event, workflow or other job is.
+JobToEnqueue: TypeAlias = Annotated[
+    NewJob,
+    Meta(
+        examples=[
+            {
+                "kind": "thumbnail.make",
+                "executor": "external_worker",
+                "idempotency_key": "picture-7",
+                "payload_ref": "s3://pictures/7.png",
+                "safe_payload": {"width": 200},
+            }
+        ]
+    ),
+]
 
 
 class ClaimJob(msgspec.Struct, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from webhookd.api.fields import CorrelationId, Count, EventType, Id, IdempotencyKey, Time, Uuid
+from webhookd.api.fields import CorrelationId, Count, EventType, Id, Time, Uuid
 from webhookd.api.health_responses import JobQueue
 from webhookd.api.job_fields import (
     Attempts,
@@ -13,6 +13,7 @@ from webhookd.api.job_fields import (
     Domain,
     ErrorText,
     Jitter,
+    JobKey,
     Kind,
     LeaseToken,
     Name,
@@ -45,7 +46,7 @@ class ClaimedJob(TypedDict):
     job_kind: Kind
     executor: ByExecutor
     event_domain: Domain
-    idempotency_key: IdempotencyKey
+    idempotency_key: JobKey
     source_ref: Ref | None
     target_ref: Ref | None
     payload_ref: Ref | None
@@ -115,7 +116,7 @@ class Job(TypedDict):
     executor: ByExecutor
     status: Status
     event_domain: Domain
-    idempotency_key: IdempotencyKey
+    idempotency_key: JobKey
     source_ref: Ref | None
     target_ref: Ref | None
     payload_ref: Ref | None

@@ -10,7 +10,6 @@ from webhookd.api.answers import answer, page_of, raw
 from webhookd.api.auth import ACTOR
 from webhookd.api.bodies import path_uuid, read_json, read_optional_json, read_query
 from webhookd.api.database import Database
-from webhookd.api.fields import KeyHeader
 from webhookd.api.job_problems import DISABLED, done
 from webhookd.api.keys import agreed_key, key_in_header
 from webhookd.api.problems import invalid, not_found
@@ -44,9 +43,9 @@ class Jobs:
                 job_responses.JobEnqueued,
                 CREATED,
                 description="Answered after the commit. The same kind and key with the same content gives "
-                "the first job and 200; with other content 409. A key in header and body must agree.",
-                body=job_requests.NewJob,
-                headers={"Idempotency-Key": KeyHeader},
+                "the first job and 200; with other content 409. The key may come in the header "
+                "`Idempotency-Key` instead; in both, it must be the same.",
+                body=job_requests.JobToEnqueue,
                 other_answers={DUPLICATE: "It was there already"},
                 own_problems=(
                     (404, "not_found"),
@@ -101,7 +100,7 @@ class Jobs:
 
     async def _enqueue(self, request: web.Request) -> web.Response:
         in_header = key_in_header(request)
-        asked = await read_json(request, job_requests.NewJob, self._settings().api.max_payload_bytes)
+        asked = await read_json(request, job_requests.AskedJob, self._settings().api.max_payload_bytes)
         key = agreed_key(in_header, asked.idempotency_key)
         if key is None:
             raise invalid("idempotency_key is needed, here or as the header Idempotency-Key")

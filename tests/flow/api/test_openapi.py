@@ -25,6 +25,7 @@ from tests.support.flow import POLICY, Flow
 from tests.support.names import Names
 
 SCOPES = ("ingest", "subscriptions", "operate", "read", "jobs")
+CLAIM = {"executor": "external_worker", "lease_holder": "worker-7"}
 ROOT = Path(__file__).resolve().parents[3]
 SEED = "20260301"
 # A right id need not be there, nor every right URL be acceptable; and nothing is ever deleted.
@@ -115,6 +116,20 @@ async def test_the_examples_fit_their_schemas(api: Client) -> None:
                     jsonschema_rs.validate(schema, content["example"], validate_formats=True)
                     shown += 1
     assert shown >= len(ROUTES)
+
+
+async def test_the_example_of_a_job_can_be_sent_as_it_stands(api: Client) -> None:
+    """To a daemon that has nothing yet; its key is needed, and described as a job's."""
+    document = await document_of(api)
+    assert (await api.patch("/v1/job-substrate", {"enabled": True})).status == 200
+    operation = document["paths"]["/v1/jobs"]["post"]
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    assert (await api.post("/v1/jobs", example)).status == 201
+    claimed = await api.post("/v1/jobs/claim", CLAIM | {"kind": example["kind"]})
+    assert (claimed.status, claimed.body["safe_payload"]) == (200, example["safe_payload"])
+    schema = document["components"]["schemas"]["NewJob"]
+    assert set(schema["required"]) == {"kind", "executor", "idempotency_key"}
+    assert "one job" in schema["properties"]["idempotency_key"]["description"]
 
 
 @pytest.mark.once
