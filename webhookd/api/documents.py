@@ -49,5 +49,7 @@ class Documents:
     async def _openapi(self, _: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type=JSON, headers=HEADERS)
 
-    async def _docs(self, _: web.Request) -> web.Response:
-        return page_response(self._page)
+    async def _docs(self, request: web.Request) -> web.Response:
+        # As a proxy in front says, which has the TLS: no command here should send a token without it.
+        scheme = "https" if request.headers.get("X-Forwarded-Proto") == "https" else request.scheme
+        return page_response(docs.served_from(self._page, scheme, request.host))

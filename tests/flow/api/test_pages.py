@@ -40,9 +40,23 @@ async def test_the_docs_have_every_route(api: Client) -> None:
         for method, operation in operations.items():
             assert operation["operationId"] in places
             assert f"{method.upper()}{path}" in seen.text, path
-            assert f"http://127.0.0.1:8470{path_of(path, operation)}" in seen.text
+            assert f"http://127.0.0.1:{api.daemon.port}{path_of(path, operation)}" in seen.text
     links = {attributes["href"] for tag, attributes in seen.elements if tag == "a"}
     assert {link[1:] for link in links if link and link.startswith("#")} <= places
+
+
+async def test_the_docs_show_where_they_are_served_from(make_api: MakeApi) -> None:
+    """The host as it was asked for, https behind a proxy that has it; never markup that a client sent."""
+    api = await make_api(api={"tokens": tokens({"reader": ("read",)})})
+    behind = {"Host": "hooks.example:8443", "X-Forwarded-Proto": "https"}
+    for headers, expected in (
+        (behind, "https://hooks.example:8443/v1/jobs"),
+        ({"Host": "[::1]:8470"}, "http://[::1]:8470/v1/jobs"),
+        ({"Host": "<b>$(x)"}, "http://127.0.0.1:8470/v1/jobs"),
+    ):
+        answer = await api.ask("GET", "/docs", headers=headers)
+        assert expected in Seen(answer.body.decode()).text, headers
+        assert "$(x)" not in answer.body.decode()
 
 
 async def test_the_status_page_needs_a_token_in_the_header(make_api: MakeApi) -> None:

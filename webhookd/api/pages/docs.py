@@ -12,7 +12,9 @@ from webhookd.api.pages.layout import links, page
 from webhookd.api.problems import PROBLEM_JSON, not_found
 
 _CODE = re.compile(r"`([^`]+)`")
+# In the page until it is asked for, and where nobody knows a better one.
 _ADDRESS = "http://127.0.0.1:8470"
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}\Z")
 
 
 class Operation:
@@ -89,6 +91,11 @@ def render(document: dict[str, Any]) -> str:
         element("main", _contents(groups), content),
         kind="docs",
     )
+
+
+def served_from(rendered: str, scheme: str, host: str) -> str:
+    """The page with commands that ask where it was asked for: the host is the client's word."""
+    return rendered.replace(_ADDRESS, f"{scheme}://{host}") if _HOST.match(host) else rendered
 
 
 def _contents(groups: dict[str, list[Operation]]) -> Markup:
