@@ -180,13 +180,7 @@ def _screen(answer: Answer) -> Iterator[RenderableType]:
     own = [kind for kind in substrate["kind_policies"] if any(kind[name] is not None for name in _NUMBERS)]
     if own:
         yield output.heading("Kinds with numbers of their own")
-        yield output.table(
-            ["kind", *(name.replace("_", " ") for name in _NUMBERS)],
-            [
-                (output.text(kind["job_kind"]), *(output.text(kind[name]) for name in _NUMBERS))
-                for kind in own
-            ],
-        )
+        yield output.fields((output.text(kind["job_kind"]), _own_numbers(kind)) for kind in own)
     if substrate["registrations"]:
         yield output.heading("Events that give jobs")
         yield output.table(
@@ -216,6 +210,11 @@ def _screen(answer: Answer) -> Iterator[RenderableType]:
                 for one in substrate["decisions"]
             ],
         )
+
+
+def _own_numbers(kind: Mapping[str, Any]) -> str:
+    given = ((name.replace("_", " "), kind[name]) for name in _NUMBERS if kind[name] is not None)
+    return ", ".join(f"{name} {output.text(value).removesuffix('.0')}" for name, value in given)
 
 
 def _retry(policy: Mapping[str, Any]) -> str:

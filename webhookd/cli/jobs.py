@@ -199,7 +199,7 @@ def _parts(job: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
     yield output.heading("What was done with it")
     if known["more_runs"]:
         yield "…"
-    yield output.table(["when", "by", "what", "to", "attempts", "error"], map(_run_cells, known["runs"]))
+    yield output.table(["when", "what", "to", "attempts", "by"], map(_run_cells, known["runs"]))
 
 
 def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
@@ -233,11 +233,13 @@ def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
 def _run_cells(run: Mapping[str, Any]) -> output.Row:
     # Of a claim: who asked, and for whom.
     names = dict.fromkeys([run["actor"], run["detail"].get("lease_holder", run["actor"])])
+    to, code = run["to_status"], run["detail"].get("error_code")
+    # What becomes of a failed job is a row of its own, with the same code.
+    said = f"{to}: {code}" if to == WorkStatus.FAILED and code is not None else to
     return (
         output.time_cell(run["run_at"]),
-        ", ".join(map(output.text, names)),
         output.text(run["command"].removeprefix("fn_job_")),
-        output.state(run["to_status"]),
+        output.state(to, said),
         str(run["attempts"]),
-        output.text(run["detail"].get("error_code")),
+        ", ".join(map(output.text, names)),
     )
