@@ -1,75 +1,71 @@
-"""The next release's migration, while instances of this one go on with their work.
+"""An upgrade as it is done: this release's migration under the last one's instances, then they one by one."""
 
-There is no next release yet, so it is made up: columns on the busiest tables, an index, and every function
-and trigger applied anew, as by a release that changed them all.
-"""
-
-from dataclasses import replace
 from random import Random
 
 from tests.faults.bed import Bed
-from tests.faults.plan import Action, Scenario, act, fault
+from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import verb
-from webhookd.model.errors import SchemaProblem
-from webhookd.store.migrations import migrate
-from webhookd.store.schema_files import Migration, Schema, shipped
+from tests.support.command import Command
+from webhookd.store.schema_files import shipped
 
-FIRST_VERSION = 9001
-STEP = """
-alter table webhookd.webhook_delivery_sagas add column of_{version} integer not null default 0;
-alter table webhookd.webhook_delivery_jobs add column of_{version} text;
-create index idx_of_{version} on webhookd.events (created_at);
-"""
+# The last release's tree, whose schema ends with 0004.
+PREVIOUS = "5f8e1ab"
+MAX_REFUSALS = 10
+# What a migration says that did not get a lock in time, or stood in somebody's way: it may be asked again.
+FOR_LOCKS = ("lock timeout", "deadlock detected")
+VERSION = "select max(version) from webhookd.schema_migrations"
 
 
 @verb
-async def migrate_to(bed: Bed, *, version: int) -> None:
-    """As `webhookd migrate` of that release, asked again while a lock is not got in time."""
-    while True:
-        try:
-            await migrate(bed.database.dsn("migrator"), release(version))
-        except SchemaProblem:
-            bed.effects["migrations_put_off"] += 1
-        else:
-            bed.effects["migrations_applied"] += 1
-            return
+async def migrate(bed: Bed) -> None:
+    """This release's own command, asked again while a lock is not got in time."""
+    before = await bed.ask(VERSION)
+    for _ in range(MAX_REFUSALS):
+        ended = await Command(bed.folder).run("migrate", dsn=bed.database.dsn("migrator"))
+        if ended.code == 0 or not any(words in " ".join(ended.err) for words in FOR_LOCKS):
+            break
+        bed.effects["migrations_put_off"] += 1
+    if ended.code != 0:
+        bed.problems.append(f"the migration was refused: {' '.join(ended.err)}")
+    after, newest = await bed.ask(VERSION), shipped().migrations[-1].version
+    if not before < after == newest:
+        bed.problems.append(f"the schema was at {before} and is at {after}, where {newest} is the newest")
+    bed.effects["migrations_applied"] += after - before
 
 
-def release(version: int) -> Schema:
-    """The schema of a release to come."""
-    current = shipped()
-    steps = [
-        Migration(number, f"{number}_to_come", STEP.format(version=number))
-        for number in range(FIRST_VERSION, version + 1)
-    ]
-    remark = f"\n-- of {version}\n"
-    return replace(
-        current,
-        migrations=(*current.migrations, *steps),
-        functions=tuple(replace(file, text=file.text + remark) for file in current.functions),
-        triggers=current.triggers + remark,
-    )
+@verb
+async def upgrade(bed: Bed, *, instance: int) -> None:
+    """Ended in order, and started as this release."""
+    upgraded = bed.instances[instance]
+    if code := await upgraded.stop_in_order():
+        bed.problems.append(f"instance {instance} ended with {code} at SIGTERM")
+    del upgraded.daemon.environment["PYTHONPATH"]
+    await upgraded.start()
+    bed.effects["upgrades"] += 1
 
 
 def migrating(random: Random, rounds: int) -> list[Action]:
-    """One release after the other."""
-    actions: list[Action] = []
-    for number in range(rounds):
-        actions += [
-            fault("migrate_to", version=FIRST_VERSION + number),
-            act("accepted", more=random.randint(100, 300)),
-            act("delivered", more=random.randint(100, 300)),
-        ]
+    """The old ones go on for a while before the migration, after it, and beside the first new ones."""
+    load = [("accepted", 100, 300), ("delivered", 100, 300)] * rounds
+
+    def going_on() -> list[Action]:
+        return [act(what, more=random.randint(least, most)) for what, least, most in load]
+
+    actions = [*going_on(), fault("migrate"), *going_on(), act("all_ready")]
+    for instance in random.sample(range(3), 3):
+        actions += [fault("upgrade", instance=instance), *going_on()]
     return [*actions, act("all_ready")]
 
 
 SCENARIOS = (
     Scenario(
         "migration",
-        "a later release's migration applied under the load of this one's instances",
-        "they go on, and need no restart",
+        "this release's migration under the last one's instances, and their upgrade one after the other",
+        "the old ones go on with the new schema until their turn; no lease expires, nothing is sent twice",
         migrating,
-        effects=("migrations_applied",),
-        rounds=5,
+        effects=("migrations_applied", "upgrades"),
+        forbidden=("leases_expired", "requests_doubled"),
+        rounds=2,
+        needs=Needs(previous=PREVIOUS),
     ),
 )

@@ -8,7 +8,6 @@ from tests.faults.bed import Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.servers import StandbyServer
 from tests.faults.verbs import verb
-from tests.support.waiting import until_true
 
 CANCEL = """
     select count(*) filter (where pg_cancel_backend(pid)) from pg_stat_activity
@@ -84,20 +83,13 @@ async def cancel_commit_waits(bed: Bed, *, seconds: float) -> None:
     bed.effects["accepted_meanwhile"] += len(bed.publisher.told) - told
 
 
-@verb
-async def all_wait(bed: Bed) -> None:
-    """Return when nothing is accepted any more."""
-    refusals = bed.publisher.turned_away["503"]
-    await until_true(lambda: bed.publisher.turned_away["503"] >= refusals + 10)
-
-
 def failing_over(random: Random, rounds: int) -> list[Action]:
     """With stalls of the standby before."""
     actions: list[Action] = [act("standby_follows")]
     for _ in range(rounds):
         actions += [
             fault("stall_standby"),
-            act("all_wait"),
+            act("refused", more=10),
             act("wait", seconds=round(random.uniform(0, 3), 2)),
             act("resume_standby"),
             act("database_is_used"),
@@ -115,7 +107,7 @@ def failing_over(random: Random, rounds: int) -> list[Action]:
 def cancelling(random: Random, rounds: int) -> list[Action]:
     """And then the primary is lost before the standby got anything of it."""
     actions: list[Action] = [act("standby_follows"), act("accepted", more=200), fault("stall_standby")]
-    actions += [act("all_wait")]
+    actions += [act("refused", more=10)]
     for _ in range(rounds):
         actions += [
             fault("cancel_commit_waits", seconds=round(random.uniform(3, 5), 2)),
