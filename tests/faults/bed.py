@@ -18,7 +18,7 @@ from tests.faults import previous
 from tests.faults.instance import REAPER_INTERVAL_SECONDS, SETTINGS, Instance, failpoint_environment
 from tests.faults.plan import Needs
 from tests.faults.surroundings import Surroundings
-from tests.faults.watch import Watch
+from tests.faults.watch import INTERVAL_SECONDS, Watch
 from tests.support.api import tokens
 from tests.support.bad_endpoints import BadEndpoints
 from tests.support.breakable import BreakableServer
@@ -49,7 +49,7 @@ TOKEN = "applications"
 ANSWER_TIMEOUT_SECONDS = 3.0
 LOOK_INTERVAL_SECONDS = 0.05
 # Of a time that was measured from outside: one look late, and one pass of the reaper just missed.
-ALLOWANCE_SECONDS = LOOK_INTERVAL_SECONDS + REAPER_INTERVAL_SECONDS
+ALLOWANCE_SECONDS = INTERVAL_SECONDS + REAPER_INTERVAL_SECONDS
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,10 @@ class Bed:
     # The processor's share of an instance that has no database.
     idle_shares: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    # What a scenario keeps from one action to the next, and what is to be undone before the end.
+    # What a scenario keeps from one action to the next.
     kept: dict[str, Any] = field(default_factory=dict)
+    # Connections that hold a lock or a place until they are let go.
+    holders: "list[Connection]" = field(default_factory=list)
 
     @contextlib.asynccontextmanager
     async def superuser(self) -> "AsyncIterator[Connection]":
@@ -99,6 +101,11 @@ class Bed:
             yield connection
         finally:
             await close_connection(connection)
+
+    async def let_go(self) -> None:
+        """End what holds something."""
+        while self.holders:
+            await close_connection(self.holders.pop())
 
     async def ask(self, query: str, *arguments: object) -> Any:
         """One value."""
@@ -127,9 +134,9 @@ class Bed:
         """Those that are to answer."""
         return [instance for instance in self.instances if instance.answers]
 
-    def recovered(self, what: str, began: float, bound_seconds: float) -> None:
-        """Something is as before, since now; later than it may be, it is a problem."""
-        recovery = Recovery(what, time.monotonic() - began, bound_seconds)
+    def recovered(self, what: str, began: float, bound_seconds: float, ended: float | None = None) -> None:
+        """Something is as it should be, since now or then; later than it may be, it is a problem."""
+        recovery = Recovery(what, (ended or time.monotonic()) - began, bound_seconds)
         self.recoveries.append(recovery)
         if recovery.is_late:
             self.problems.append(f"late: {what} after {recovery.seconds:.2f} s, and not {bound_seconds:.1f}")
@@ -156,7 +163,9 @@ async def open_bed(
         # A connection that is kept needs no name.
         receiver = Receiver(endpoint, MOMENT_SECONDS, keeps_connections=not needs.names)
         bed = Bed(folder, needs, server, database, certificates, endpoint, receiver, surroundings)
-        stack.callback(keep_server_log, server, folder)
+        stack.push_async_callback(bed.let_go)
+        for name, each in surroundings.servers.items():
+            stack.callback(keep_server_log, each, folder / name)
         if needs.bad_endpoints:
             bed.bad_endpoints = stack.enter_context(BadEndpoints.listening(certificates))
         if needs.names:
@@ -215,10 +224,10 @@ async def make_instance(bed: Bed, number: int, tree: Path | None = None) -> Inst
     return Instance(number, daemon, wire, failpoints)
 
 
-def keep_server_log(server: BreakableServer, folder: Path) -> None:
+def keep_server_log(server: BreakableServer, path: Path) -> None:
     """Beside the others, before its folder goes."""
     with contextlib.suppress(OSError):
-        (folder / "postgres.log").write_bytes(server.log_path.read_bytes())
+        path.write_bytes(server.log_path.read_bytes())
 
 
 def made(folder: Path) -> Path:

@@ -1,13 +1,15 @@
 """After the faults: waits for quiet, and tells what was promised and not kept, and what the faults did."""
 
-import contextlib
+import asyncio
 import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.faults.bed import Bed
+from tests.faults.instance import Instance
 from tests.faults.plan import Scenario
-from tests.support.invariants import broken_invariants
+from tests.faults.verbs import RETURN_SECONDS
+from tests.support.invariants import broken_rows
 from tests.support.traffic import record
 
 if TYPE_CHECKING:
@@ -52,20 +54,24 @@ FAILURES = """
     select 'failed_' || error_code as code, count(*) from webhookd.webhook_delivery_jobs
     where status = 'Failed' group by 1
 """
+AT_EVERY_MOMENT = ("I3", "I4", "I5", "I8")
 MAX_RESIDENT_BYTES = 256 * 1024 * 1024
 
 
 async def check(bed: Bed, scenario: Scenario) -> None:
     """Fill in the bed's problems and effects."""
     await bed.until(QUIET)
+    bed.problems += await not_ready(bed)
     async with bed.superuser() as superuser:
         await record(superuser, bed.publisher, bed.receiver.rows() + bad_receipts(bed))
-        bed.problems += await broken_invariants(superuser)
+        bed.problems += await broken(bed, superuser)
         bed.effects += Counter(await facts(superuser))
     bed.effects += Counter(counted(bed))
     if unexplained := bed.effects.pop("duplicates_unexplained", 0):
         bed.problems.append(f"{unexplained} duplicates without a lease expiry or a lost answer")
     bed.problems += [f"no answer to /healthz: {silence}" for silence in bed.watch.silences()]
+    bed.problems += [f"/readyz did not tell the truth: {untruth}" for untruth in bed.watch.untruths()]
+    bed.problems += await ended_in_order(bed)
     bed.problems += own_errors(bed, scenario)
     if bed.watch.most_resident_bytes > MAX_RESIDENT_BYTES:
         bed.problems.append(f"an instance grew to {bed.watch.most_resident_bytes >> 20} MiB")
@@ -75,6 +81,24 @@ async def check(bed: Bed, scenario: Scenario) -> None:
         for name in scenario.forbidden
         if bed.effects[name]
     ]
+
+
+async def broken(bed: Bed, superuser: "Connection", only: tuple[str, ...] = ()) -> list[str]:
+    """Each invariant that does not hold, its first rows kept beside the logs."""
+    rows = await broken_rows(superuser, only)
+    with (bed.folder / "broken.txt").open("a") as kept:
+        for name, found in rows.items():
+            kept.writelines([f"{name}\n", *(f"  {dict(row)}\n" for row in found)])
+    return list(rows)
+
+
+async def broken_meanwhile(bed: Bed) -> list[str]:
+    """Which of those that hold at every moment do not at this one: all asked of one snapshot."""
+    async with (
+        bed.superuser() as superuser,
+        superuser.transaction(isolation="repeatable_read", readonly=True),
+    ):
+        return [f"under load: {name}" for name in await broken(bed, superuser, AT_EVERY_MOMENT)]
 
 
 async def facts(superuser: "Connection") -> dict[str, int]:
@@ -107,6 +131,27 @@ def counted(bed: Bed) -> dict[str, int]:
     }
 
 
+async def not_ready(bed: Bed) -> list[str]:
+    """Who does not say that it is ready, in the time that the database's return may take."""
+
+    async def is_ready(instance: Instance) -> bool:
+        try:
+            async with asyncio.timeout(RETURN_SECONDS):
+                await instance.until_ready()
+        except (TimeoutError, AssertionError):
+            return False
+        return True
+
+    ready = await asyncio.gather(*(is_ready(instance) for instance in bed.instances))
+    return [f"instance {number} is not ready at the end" for number, is_so in enumerate(ready) if not is_so]
+
+
+async def ended_in_order(bed: Bed) -> list[str]:
+    """Who does not end as it should when it is asked to."""
+    codes = await asyncio.gather(*(instance.stop_in_order() for instance in bed.instances))
+    return [f"instance {number} ended with {code} at SIGTERM" for number, code in enumerate(codes) if code]
+
+
 def bad_receipts(bed: Bed) -> list[tuple[object, ...]]:
     """What came to the failing endpoints, as far as a scenario has any."""
     rows: list[tuple[object, ...]] = bed.kept.get("bad_receipts", [])
@@ -117,12 +162,13 @@ def own_errors(bed: Bed, scenario: Scenario) -> list[str]:
     """What instances logged as errors: neither a database that is away is one, nor an endpoint that fails."""
     found: Counter[str] = Counter()
     for instance in bed.instances:
-        for text in instance.daemon.said():
-            line: dict[str, Any] = {}
-            # A killed one may have left half a line.
-            with contextlib.suppress(ValueError):
-                line = json.loads(text)
-            if line.get("level") == "error" and not any(piece in text for piece in scenario.may_log):
+        for text in instance.lines():
+            try:
+                line: dict[str, Any] = json.loads(text)
+            except ValueError:
+                found[f"instance {instance.number} wrote what is no log line: {text[:200]}"] += 1
+                continue
+            if line["level"] == "error" and not any(piece in text for piece in scenario.may_log):
                 last = str(line.get("exception", "")).strip().splitlines()[-1:]
                 found[" ".join([f"instance {instance.number} logged:", line["message"], *last])] += 1
     return [f"{what} ({times} times)" for what, times in found.items()]

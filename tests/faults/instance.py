@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ class Instance:
         self.daemon = daemon
         self._wire = wire
         self._failpoints = failpoints
+        self._cut_at: list[int] = []  # how much it had written when it was killed
         self._answers = False
         self.changes = 0  # of whether it is to answer
 
@@ -73,14 +76,11 @@ class Instance:
         """Return when it says so."""
         await self.daemon.until(lambda: self.daemon.get("/readyz")[0] == 200, "ready")
 
-    async def until_unready(self) -> None:
-        """Return when it says so."""
-        await self.daemon.until(lambda: self.daemon.get("/readyz")[0] == 503, "unready")
-
     def kill(self) -> None:
         """As a power cut would."""
         self.answers = False
         self.daemon.kill()
+        self._note_cut()
 
     async def stop_in_order(self) -> int:
         """SIGTERM; its exit code."""
@@ -107,6 +107,19 @@ class Instance:
         (self._failpoints / point).touch()
         code = await self.daemon.ended()
         assert code == -signal.SIGKILL, f"it ended with {code} at {point}"
+        self._note_cut()
+
+    def _note_cut(self) -> None:
+        self._cut_at.append(self.daemon.log_path.stat().st_size)
+
+    def lines(self) -> Iterator[str]:
+        """What it wrote, without what a kill left of a last line."""
+        written = self.daemon.log_path.read_bytes()
+        for begin, end in pairwise([0, *self._cut_at, len(written)]):
+            whole = written[begin:end].decode(errors="replace").splitlines(keepends=True)
+            if end in self._cut_at and whole and not whole[-1].endswith("\n"):
+                whole.pop()
+            yield from (line.rstrip("\n") for line in whole)
 
     async def end(self) -> None:
         """At the end of the run, whatever it does."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.bed import Bed, Recovery, open_bed
-from tests.faults.checks import check
+from tests.faults.checks import broken_meanwhile, check
 from tests.faults.plan import Action, Scenario
 from tests.faults.surroundings import Missing
-from tests.faults.verbs import VERBS
+from tests.faults.verbs import HEALS, VERBS
 from tests.support.certificates import Certificates
 from webhookd.embedded.installation import Installation
 
@@ -24,6 +24,9 @@ from webhookd.embedded.installation import Installation
 WARM_EVENTS = 100
 # Only to end a run that hangs.
 TIMEOUT_SECONDS = 900
+# Of a fault that hit nothing.
+TRIES = 5
+TRY_INTERVAL_SECONDS = 0.2
 
 
 @dataclass
@@ -95,9 +98,22 @@ async def under_load(bed: Bed, actions: Sequence[Action]) -> None:
             began = time.monotonic()
             for action in actions:
                 performed.write(f"{time.monotonic() - began:8.3f} {action}\n")
-                await VERBS[action.verb](bed, **action.arguments)
-                bed.effects["faults"] += action.is_fault
+                await do(bed, action)
             performed.write(f"{time.monotonic() - began:8.3f} done\n")
+
+
+async def do(bed: Bed, action: Action) -> None:
+    """One action. A fault that hit nothing is none: it is done again, and is a problem if it never hits."""
+    for _ in range(TRIES):
+        hit = await VERBS[action.verb](bed, **action.arguments)
+        if hit != 0:
+            bed.effects["faults"] += action.is_fault
+            break
+        await asyncio.sleep(TRY_INTERVAL_SECONDS)
+    else:
+        bed.problems.append(f"{action} hit nothing, {TRIES} times")
+    if action.verb in HEALS:
+        bed.problems += await broken_meanwhile(bed)
 
 
 def fill_in(result: Result, bed: Bed) -> None:

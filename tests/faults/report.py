@@ -20,9 +20,8 @@ def line(result: Result) -> str:
     for problem in result.problems:
         text += f"\n  {problem}"
     if result.folder:
-        text += (
-            f"\n  again: FAULTS='--seed {result.seed} --only {result.scenario}'; its logs: {result.folder}"
-        )
+        again = f"--seed {result.seed} --only {result.scenario} --rounds {result.rounds}"
+        text += f"\n  again: FAULTS='{again} --postgres {result.major}'; its logs: {result.folder}"
     return text
 
 

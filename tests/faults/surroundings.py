@@ -53,6 +53,12 @@ class Surroundings:
                 surroundings.standby.start()
             yield surroundings
 
+    @property
+    def servers(self) -> dict[str, BreakableServer]:
+        """Each, by the name of the file that keeps its log."""
+        found: dict[str, BreakableServer] = {"postgres.log": self.server}
+        return found | ({"standby.log": self.standby} if self.standby else {})
+
     async def place(self, database: Database) -> None:
         """Put a new database where the scenario wants it, and let commits wait for the standby from now."""
         connection = await asyncpg.connect(database.server.dsn(), timeout=CONNECT_TIMEOUT_SECONDS)

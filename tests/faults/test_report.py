@@ -30,7 +30,7 @@ def test_a_failure_says_how_to_see_it_again() -> None:
     """Its seed, its name and where its logs are."""
     text = line(FAILED)
     assert "FAILED" in text
-    assert "--seed 7 --only freeze" in text
+    assert "--seed 7 --only freeze --rounds 1 --postgres 15" in text
     assert "/somewhere" in text
     assert "I1 something is missing" in text
 
@@ -43,8 +43,8 @@ def test_what_was_not_run_says_so() -> None:
 def test_recoveries_are_measured_by_their_promise() -> None:
     """The longest counts, and a look and a reaper's pass are allowed beside what is promised."""
     assert recovery_table([HELD])[2] == "| death | 2 | 8.00 | 8.00 | 7.5 | kept |"
-    late = Result("kill", 7, 1, 15, recoveries=[*HELD.recoveries, Recovery("death", 8.1, 7.5)])
-    assert recovery_table([late])[2] == "| death | 3 | 8.00 | 8.10 | 7.5 | missed |"
+    late = Result("kill", 7, 1, 15, recoveries=[*HELD.recoveries, Recovery("death", 8.3, 7.5)])
+    assert recovery_table([late])[2] == "| death | 3 | 8.00 | 8.30 | 7.5 | missed |"
 
 
 async def test_a_recovery_that_is_late_fails_its_scenario(tmp_path: Path) -> None:

@@ -8,14 +8,20 @@ from typing import TypeVar
 from tests.faults.bed import Bed
 from tests.support.processes import processor_seconds
 from tests.support.waiting import until_true
+from webhookd.store.listener import HEARTBEAT_INTERVAL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 
-Verb = Callable[..., Awaitable[None]]
+# A fault tells how much it hit, where that can be nothing.
+Verb = Callable[..., Awaitable[int | None]]
 Function = TypeVar("Function", bound=Verb)
 
 VERBS: dict[str, Verb] = {}
+# After these something is whole again, and the invariants that hold at every moment are looked at.
+HEALS: set[str] = set()
 
 # P10: what the database's return may take.
 RETURN_SECONDS = 10.0
+# A listener's beat just made, and the next not answered: by then an instance knows that its database is gone.
+NOTICED_SECONDS = HEARTBEAT_INTERVAL_SECONDS + HEARTBEAT_TIMEOUT_SECONDS
 MAX_IDLE_SHARE = 0.05
 
 
@@ -23,6 +29,12 @@ def verb(function: Function) -> Function:
     """Make a function what an action of its name does."""
     VERBS[function.__name__] = function
     return function
+
+
+def heal(function: Function) -> Function:
+    """A verb after which something is whole again."""
+    HEALS.add(function.__name__)
+    return verb(function)
 
 
 @verb
@@ -51,8 +63,16 @@ async def wait(_: Bed, *, seconds: float) -> None:
 
 @verb
 async def all_unready(bed: Bed) -> None:
-    """Every instance comes to say that it is not ready: that is the truth now."""
-    await asyncio.gather(*(instance.until_unready() for instance in bed.living))
+    """Every instance without a database comes to say so, in time; that it stays so, the watch sees."""
+    for seen in bed.watch.seen.values():
+        if seen.away_since is None:
+            continue
+        await until_true(seen.said_unready)
+        first = seen.first_unready()
+        assert first is not None
+        bed.recovered(
+            "the database away: /readyz says so", seen.away_since, NOTICED_SECONDS, first.answered_at
+        )
 
 
 @verb
@@ -61,7 +81,7 @@ async def all_ready(bed: Bed) -> None:
     await asyncio.gather(*(instance.until_ready() for instance in bed.living))
 
 
-@verb
+@heal
 async def database_is_used(bed: Bed) -> None:
     """The database is back, as of now: the time until events are taken, delivered, and all are ready."""
     began = time.monotonic()

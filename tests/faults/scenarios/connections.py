@@ -5,7 +5,7 @@ from random import Random
 
 from tests.faults.bed import Bed
 from tests.faults.plan import Action, Plan, Scenario, act, fault
-from tests.faults.verbs import RETURN_SECONDS, verb
+from tests.faults.verbs import RETURN_SECONDS, heal, verb
 from tests.support.waiting import until_true
 
 # What an instance may ask that changes something, by the function that does it.
@@ -15,6 +15,8 @@ BACKENDS = """
                  where datname = current_database() and application_name = 'webhookd' and query like $1)
 """
 ANYBODY = "%"
+TERMINATE = "select count(*) filter (where pg_terminate_backend(pid)) from unnest($1::integer[]) pid"
+OTHERS = f"select count(*) >= $3 from unnest(({BACKENDS})) pid where pid <> all ($2)"
 # The heartbeat is the listener's last statement from its first beat on.
 LISTENER = "%pg_listening_channels%"
 
@@ -29,33 +31,35 @@ async def lose_acknowledgements(bed: Bed, *, instance: int, function: str, count
 
 
 @verb
-async def reset_wire(bed: Bed, *, instance: int) -> None:
-    """A TCP reset of every connection of an instance."""
-    bed.instances[instance].wire.reset()
+async def reset_wire(bed: Bed, *, instance: int) -> int:
+    """A TCP reset of every connection of an instance; how many."""
+    wire = bed.instances[instance].wire
+    broken = wire.broken
+    wire.reset()
+    return wire.broken - broken
 
 
 @verb
-async def half_open_wire(bed: Bed, *, instance: int) -> None:
-    """The server's side is gone, and nobody told the instance."""
-    bed.instances[instance].wire.half_open()
+async def half_open_wire(bed: Bed, *, instance: int) -> int:
+    """The server's side is gone, and nobody told the instance; of how many connections."""
+    wire = bed.instances[instance].wire
+    broken = wire.broken
+    wire.half_open()
+    return wire.broken - broken
 
 
 @verb
 async def blackhole_wire(bed: Bed, *, instance: int) -> None:
     """Every byte is lost, without a word."""
     bed.instances[instance].wire.blackhole()
+    bed.watch.away([bed.instances[instance]])
 
 
 @verb
 async def stall_wire(bed: Bed, *, instance: int) -> None:
     """No byte moves."""
     bed.instances[instance].wire.stall()
-
-
-@verb
-async def unready(bed: Bed, *, instance: int) -> None:
-    """An instance comes to say that it is not ready."""
-    await bed.instances[instance].until_unready()
+    bed.watch.away([bed.instances[instance]])
 
 
 @verb
@@ -67,10 +71,11 @@ async def ready(bed: Bed, *, instance: int) -> None:
 @verb
 async def heal_wire(bed: Bed, *, instance: int) -> None:
     """Carry again."""
+    bed.watch.back([bed.instances[instance]])
     bed.instances[instance].wire.flow()
 
 
-@verb
+@heal
 async def wire_is_used(bed: Bed, *, instance: int) -> None:
     """The database is back for one instance, as of now: the time until it is ready."""
     began = time.monotonic()
@@ -79,23 +84,25 @@ async def wire_is_used(bed: Bed, *, instance: int) -> None:
 
 
 @verb
-async def terminate_backend(bed: Bed, *, which: float) -> None:
+async def terminate_backend(bed: Bed, *, which: float) -> int:
     """End one of the server's processes, anyone's: each comes to its turn by the part of the list."""
     async with bed.superuser() as superuser:
         backends = await superuser.fetchval(BACKENDS, ANYBODY)
-        if backends:
-            chosen = backends[int(which * len(backends))]
-            ended = await superuser.fetchval("select pg_terminate_backend($1)", chosen)
-            bed.effects["backends_terminated"] += ended
+        chosen = backends[int(which * len(backends)) :][:1]
+        ended: int = await superuser.fetchval(TERMINATE, chosen)
+    bed.effects["backends_terminated"] += ended
+    return ended
 
 
 @verb
-async def terminate_listeners(bed: Bed) -> None:
-    """End those that wait for notifications."""
+async def terminate_listeners(bed: Bed) -> int:
+    """End those that wait for notifications; returns when each instance has another."""
     async with bed.superuser() as superuser:
-        for backend in await superuser.fetchval(BACKENDS, LISTENER):
-            ended = await superuser.fetchval("select pg_terminate_backend($1)", backend)
-            bed.effects["listeners_terminated"] += ended
+        listeners = await superuser.fetchval(BACKENDS, LISTENER)
+        ended: int = await superuser.fetchval(TERMINATE, listeners)
+    bed.effects["listeners_terminated"] += ended
+    await bed.until(OTHERS, LISTENER, listeners, len(bed.living))
+    return ended
 
 
 def losing(random: Random, rounds: int) -> list[Action]:
@@ -130,7 +137,7 @@ def going_dark(how: str) -> Plan:
             victim = random.randrange(3)
             actions += [
                 fault(how, instance=victim),
-                act("unready", instance=victim),
+                act("all_unready"),
                 act("accepted", more=random.randint(50, 150)),
                 act("heal_wire", instance=victim),
                 act("wire_is_used", instance=victim),

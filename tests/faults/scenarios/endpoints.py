@@ -9,7 +9,7 @@ from random import Random
 
 from tests.faults.bed import MOMENT_SECONDS, PACE_SECONDS, Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
-from tests.faults.verbs import verb
+from tests.faults.verbs import heal, verb
 from tests.support.flow import Flow
 from tests.support.traffic import verifies
 from webhookd.store import subscriptions
@@ -130,7 +130,7 @@ async def names_lead_astray(bed: Bed, *, address: str) -> None:
     await _until_failed(bed, "ADDRESS_BLOCKED")
 
 
-@verb
+@heal
 async def names_are_right(bed: Bed) -> None:
     """And nobody was ever dialled but who may be."""
     assert bed.names is not None

@@ -7,7 +7,7 @@ from random import Random
 from tests.faults.bed import MOMENT_SECONDS, Bed
 from tests.faults.instance import LEASE_SECONDS, REAPER_INTERVAL_SECONDS, Instance
 from tests.faults.plan import Action, Needs, Scenario, act, fault
-from tests.faults.verbs import verb
+from tests.faults.verbs import heal, verb
 from tests.support.waiting import until_true
 
 # Where a process may be cut down, by the names of tests/faults/site.
@@ -67,13 +67,13 @@ async def die_at(bed: Bed, *, instance: int, point: str) -> None:
     await bed.instances[instance].die_at(point)
 
 
-@verb
+@heal
 async def start(bed: Bed, *, instance: int) -> None:
     """Start what was ended."""
     await bed.instances[instance].start()
 
 
-@verb
+@heal
 async def freeze_past_leases(bed: Bed, *, instance: int) -> None:
     """SIGSTOP with leases out, until others have taken them back; then SIGCONT."""
     frozen = bed.instances[instance]

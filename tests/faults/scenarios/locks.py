@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
+import time
 from random import Random
 
 import asyncpg
 
 from tests.faults.bed import Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
-from tests.faults.verbs import verb
-from tests.support.database import close_connection
+from tests.faults.verbs import heal, verb
 from tests.support.postgres import CONNECT_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 
 TABLES = (
     "events",
@@ -36,16 +37,18 @@ END_BACKENDS = """
 MAX_CONNECTIONS = 45
 
 
-@verb
-async def lock_table(bed: Bed, *, table: str, seconds: float) -> None:
-    """As somebody's migration would, for so long."""
+@heal
+async def lock_table(bed: Bed, *, table: str, seconds: float) -> int:
+    """As somebody's migration would, for so long; how many calls wait for it."""
     async with bed.superuser() as superuser, superuser.transaction():
         await superuser.execute(f"lock table webhookd.{table} in access exclusive mode")
         await asyncio.sleep(seconds)
-        bed.effects["calls_waiting"] += await superuser.fetchval(WAITERS)
+        waiting: int = await superuser.fetchval(WAITERS)
+    bed.effects["calls_waiting"] += waiting
+    return waiting
 
 
-@verb
+@heal
 async def leave_transaction_open(bed: Bed, *, seconds: float) -> None:
     """With rows locked and a snapshot held, as a forgotten session does."""
     async with bed.superuser() as superuser, superuser.transaction(isolation="repeatable_read"):
@@ -58,24 +61,39 @@ async def leave_transaction_open(bed: Bed, *, seconds: float) -> None:
 
 
 @verb
-async def take_all_connections(bed: Bed, *, seconds: float) -> None:
-    """Every connection that the server has, those of the instances too, which are ended first."""
-    taken: list[asyncpg.Connection[asyncpg.Record]] = []
-    try:
-        async with bed.superuser() as superuser:
-            bed.effects["backends_terminated"] += await superuser.fetchval(END_BACKENDS)
+async def take_all_connections(bed: Bed) -> None:
+    """Every connection that the server has: those of instances are ended until none has one any more."""
+    dsn = bed.database.dsn("application")
+    deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
+    async with bed.superuser() as superuser:
+        while ended := await superuser.fetchval(END_BACKENDS):
+            assert time.monotonic() < deadline, "instances have connections still"
+            bed.effects["backends_terminated"] += ended
             with contextlib.suppress(asyncpg.TooManyConnectionsError):
-                while len(taken) < MAX_CONNECTIONS:
-                    taken.append(await _connect(bed))
-            await asyncio.sleep(seconds)
-    finally:
-        bed.effects["connections_taken"] += len(taken)
-        for connection in taken:
-            await close_connection(connection)
+                while True:
+                    bed.holders.append(await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS))
+                    bed.effects["connections_taken"] += 1
+    bed.watch.away(bed.living)
 
 
-async def _connect(bed: Bed) -> "asyncpg.Connection[asyncpg.Record]":
-    return await asyncpg.connect(bed.database.dsn("application"), timeout=CONNECT_TIMEOUT_SECONDS)
+@verb
+async def occupy_pools(bed: Bed) -> None:
+    """A lock that keeps every connection of every pool waiting, until it is let go."""
+    holder = await asyncpg.connect(bed.database.dsn("superuser"), timeout=CONNECT_TIMEOUT_SECONDS)
+    bed.holders.append(holder)
+    await holder.execute("begin; lock table webhookd.webhook_delivery_jobs in access exclusive mode")
+    pool_size = bed.needs.settings["database.pool_size"]
+    assert isinstance(pool_size, int)
+    await bed.until(f"select ({WAITERS}) >= $1", pool_size * len(bed.living))
+    bed.watch.away(bed.living)
+    bed.effects["pools_exhausted"] += len(bed.living)
+
+
+@verb
+async def let_go(bed: Bed) -> None:
+    """Of all that was taken or locked."""
+    bed.watch.back(bed.living)
+    await bed.let_go()
 
 
 def locking(random: Random, rounds: int) -> list[Action]:
@@ -96,11 +114,18 @@ def locking(random: Random, rounds: int) -> list[Action]:
 
 
 def exhausting(random: Random, rounds: int) -> list[Action]:
-    """For longer than anybody waits for a connection."""
+    """The server's connections, and the pools' own: until everybody has said that he has none."""
     actions: list[Action] = []
-    for _ in range(rounds):
+    for number in range(rounds):
+        # A lock is waited for nine seconds, and a connection for five: soon after these it is let go.
+        ways = [(fault("take_all_connections"), round(random.uniform(0, 5), 2)), (fault("occupy_pools"), 0)]
+        way, seconds = ways[number % 2]
         actions += [
-            fault("take_all_connections", seconds=round(random.uniform(2, 7), 2)),
+            way,
+            act("refused", more=random.randint(5, 20)),
+            act("all_unready"),
+            act("wait", seconds=seconds),
+            act("let_go"),
             act("database_is_used"),
             act("accepted", more=random.randint(100, 300)),
         ]
@@ -118,10 +143,10 @@ SCENARIOS = (
     ),
     Scenario(
         "pool",
-        "instances with two connections each, and a server that has none left",
+        "instances with two connections each: both wait for a lock, or the server has none left",
         "503 meanwhile; connections that are free again are used",
         exhausting,
-        effects=("connections_taken", "turned_away"),
+        effects=("connections_taken", "backends_terminated", "pools_exhausted", "turned_away"),
         rounds=4,
         needs=Needs(
             settings={"database.pool_size": 2}, server_settings={"max_connections": str(MAX_CONNECTIONS)}

@@ -4,7 +4,7 @@ from random import Random
 
 from tests.faults.bed import Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
-from tests.faults.verbs import verb
+from tests.faults.verbs import heal
 from tests.support.command import Command
 from webhookd.store.schema_files import shipped
 
@@ -16,7 +16,7 @@ FOR_LOCKS = ("lock timeout", "deadlock detected")
 VERSION = "select max(version) from webhookd.schema_migrations"
 
 
-@verb
+@heal
 async def migrate(bed: Bed) -> None:
     """This release's own command, asked again while a lock is not got in time."""
     before = await bed.ask(VERSION)
@@ -33,7 +33,7 @@ async def migrate(bed: Bed) -> None:
     bed.effects["migrations_applied"] += after - before
 
 
-@verb
+@heal
 async def upgrade(bed: Bed, *, instance: int) -> None:
     """Ended in order, and started as this release."""
     upgraded = bed.instances[instance]

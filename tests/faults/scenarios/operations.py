@@ -6,7 +6,7 @@ from random import Random
 
 from tests.faults.bed import TOKEN, Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
-from tests.faults.verbs import verb
+from tests.faults.verbs import heal, verb
 from tests.flow.reload.test_bad_files import SPOILT
 from tests.support.api import tokens
 from tests.support.daemon import RELOADS
@@ -16,7 +16,7 @@ TOKEN_SECONDS = 5.0
 UNAUTHORIZED = 401
 
 
-@verb
+@heal
 async def restart_in_order(bed: Bed, *, instance: int) -> None:
     """SIGTERM, and start again when it has ended."""
     code = await bed.instances[instance].stop_in_order()

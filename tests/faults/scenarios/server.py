@@ -12,6 +12,7 @@ from tests.faults.verbs import verb
 async def crash_server(bed: Bed) -> None:
     """Kill -9 of every process of it."""
     await asyncio.to_thread(bed.server.crash)
+    bed.watch.away(bed.living)
     bed.effects["servers_ended"] += 1
 
 
@@ -19,12 +20,14 @@ async def crash_server(bed: Bed) -> None:
 async def stop_server_at_once(bed: Bed) -> None:
     """Its immediate shutdown."""
     await asyncio.to_thread(bed.server.stop_at_once)
+    bed.watch.away(bed.living)
     bed.effects["servers_ended"] += 1
 
 
 @verb
 async def restart_server(bed: Bed) -> None:
     """Return when it accepts connections."""
+    bed.watch.back(bed.living)
     await asyncio.to_thread(bed.server.restart)
 
 
@@ -32,12 +35,14 @@ async def restart_server(bed: Bed) -> None:
 async def stall_server(bed: Bed) -> None:
     """SIGSTOP of every process of it."""
     await asyncio.to_thread(bed.server.stall)
+    bed.watch.away(bed.living)
     bed.effects["stalls"] += 1
 
 
 @verb
 async def resume_server(bed: Bed) -> None:
     """SIGCONT."""
+    bed.watch.back(bed.living)
     await asyncio.to_thread(bed.server.resume)
 
 
@@ -59,11 +64,12 @@ def crashing(random: Random, rounds: int) -> list[Action]:
 
 
 def stopping_at_once(random: Random, rounds: int) -> list[Action]:
-    """Again and again, and back at once."""
+    """Again and again, and back at once, or now and then when everybody has noticed."""
     actions: list[Action] = []
-    for _ in range(rounds):
+    for number in range(rounds):
         actions += [
             fault("stop_server_at_once"),
+            *([act("all_unready")] if number % 5 == 2 else []),
             act("restart_server"),
             act("accepted", more=random.randint(20, 80)),
         ]

@@ -32,6 +32,7 @@ async def standby_follows(bed: Bed) -> None:
 async def lose_primary(bed: Bed) -> None:
     """Kill -9 of it, for good."""
     await asyncio.to_thread(bed.server.crash)
+    bed.watch.away(bed.living)
 
 
 @verb
@@ -46,6 +47,7 @@ async def crash_standby(bed: Bed) -> None:
 async def promote_standby(bed: Bed) -> None:
     """The standby takes over, and instances find it by themselves."""
     standby = _standby(bed)
+    bed.watch.back(bed.living)
     await asyncio.to_thread(standby.promote)
     bed.server = bed.database.cluster.server = standby
     # A primary of its own from here on: it has no standby to wait for.
@@ -98,6 +100,7 @@ def failing_over(random: Random, rounds: int) -> list[Action]:
     return [
         *actions,
         fault("lose_primary"),
+        act("all_unready"),
         act("promote_standby"),
         act("database_is_used"),
         act("accepted", more=random.randint(300, 600)),
@@ -116,6 +119,7 @@ def cancelling(random: Random, rounds: int) -> list[Action]:
     return [
         *actions,
         fault("lose_primary"),
+        act("all_unready"),
         fault("crash_standby"),
         act("promote_standby"),
         act("database_is_used"),
