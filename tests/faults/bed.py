@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from tests.support.database import Connection
 
 EVENT_TYPES = tuple(f"order.n{number}" for number in range(6))
+# The first has more subscriptions than the good one of each. It is rare: an endpoint that fails gets one
+# request at a time.
+PUBLISHED_TYPES = EVENT_TYPES[:1] + EVENT_TYPES[1:] * 12
+BAD_ATTEMPTS = 2
 MOMENT_SECONDS = 0.02
 PACE_SECONDS = 0.01
 BATCH_EVERY = 12
@@ -179,7 +183,7 @@ async def open_bed(
         await asyncio.gather(*(instance.start() for instance in bed.instances))
         bed.publisher = Publisher(
             [instance.daemon for instance in bed.instances],
-            EVENT_TYPES,
+            PUBLISHED_TYPES,
             pace_seconds=PACE_SECONDS,
             answer_timeout_seconds=ANSWER_TIMEOUT_SECONDS,
             batch_every=BATCH_EVERY,
@@ -191,12 +195,22 @@ async def open_bed(
 
 
 async def subscribe(bed: Bed) -> None:
-    """The good receiver, at a path for each type; and an audit of every change of a saga."""
+    """The good receiver, at a path for each type, and an audit of every change of a saga.
+
+    One type has a second good subscription beside, one whose deliveries end as dead letters, and one that
+    nobody verified and that gets nothing: whatever is broken, each fares as if the others were not.
+    """
     flow = Flow(await bed.database.connect("daemon"), await bed.database.connect("superuser"))
     await flow.superuser.execute(AUDIT)
     host = "hooks.example" if bed.names else "127.0.0.1"
     for event_type in EVENT_TYPES:
         await bed.receiver.subscribe(flow, event_type, host)
+    first = EVENT_TYPES[0]
+    await bed.receiver.subscribe(flow, first, host, path="/second")
+    await bed.receiver.subscribe(
+        flow, first, host, path="/failing", fails_with=500, max_attempts=BAD_ATTEMPTS
+    )
+    await bed.receiver.subscribe(flow, first, host, path="/unverified", verified=False)
     await bed.database.close()
 
 

@@ -6,6 +6,11 @@ from pathlib import Path
 from tests.faults.bed import ALLOWANCE_SECONDS, Recovery
 from tests.faults.performance import Result
 from tests.faults.plan import Scenario
+from tests.faults.scenarios import ALL
+
+# What a run of every scenario has to have at least.
+GOAL_EVENTS = 100_000
+GOAL_FAULTS = 500
 
 
 def line(result: Result) -> str:
@@ -60,12 +65,28 @@ def totals(results: Sequence[Result]) -> str:
         f"{sum(result.events for result in ran):,} events, {sum(result.faults for result in ran)} faults; "
         f"{doubled} duplicates: {by_lease} by a lease that expired, {doubled - by_lease} by a lost answer"
     )
-    lines = [counts, "", *recovery_table(ran)]
+    lines = [counts, *goals(results), "", *recovery_table(ran)]
     shares = [result.idle_share for result in ran if result.idle_share is not None]
     if shares:
         lines += ["", f"without a database an instance used {max(shares):.1%} of a processor at the most"]
-    lines.append(f"the largest instance had {max(result.resident_mebibytes for result in ran)} MiB")
+    lines.append(
+        f"the largest instance had {max((result.resident_mebibytes for result in ran), default=0)} MiB"
+    )
     return "\n".join(lines)
+
+
+def goals(results: Sequence[Result]) -> list[str]:
+    """Whether a run of everything was as large as it has to be."""
+    if {result.scenario for result in results} != set(ALL):
+        return []
+    missing = [result.scenario for result in results if result.missing]
+    events, faults = sum(result.events for result in results), sum(result.faults for result in results)
+    text = (
+        f"{GOAL_EVENTS:,} events: {'reached' if events >= GOAL_EVENTS else 'NOT reached'}; "
+        f"{GOAL_FAULTS} faults: {'reached' if faults >= GOAL_FAULTS else 'NOT reached'}; "
+        f"not run: {', '.join(missing) or 'none'}"
+    )
+    return [text]
 
 
 def recovery_table(results: Sequence[Result]) -> list[str]:

@@ -58,6 +58,13 @@ async def test_a_recovery_that_is_late_fails_its_scenario(tmp_path: Path) -> Non
     assert bed.problems == ["late: the return after 11.00 s, and not 10.0"]
 
 
+def test_a_run_of_everything_says_whether_it_was_large_enough() -> None:
+    """One of a part says nothing of it."""
+    everything = [Result(name, 7, 1, 15, events=4000, faults=10) for name in ALL]
+    assert "100,000 events: reached; 500 faults: NOT reached; not run: none" in totals(everything)
+    assert "reached" not in totals(everything[1:])
+
+
 def test_all_is_added_up_and_written(tmp_path: Path) -> None:
     """With every duplicate's cause; what did not run counts nowhere."""
     assert "2 scenarios, 1 failed; 1,200 events, 2 faults; 2 duplicates: 2 by a lease" in totals(

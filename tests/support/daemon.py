@@ -56,8 +56,14 @@ class DaemonProcess:
         for name, values in self._sections.items():
             lines.append(f"[{name}]")
             lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
-        self.config_path.write_text("\n".join(lines) + "\n")
-        self.config_path.chmod(0o600)  # there is a password in it
+        self.put("\n".join(lines) + "\n")
+
+    def put(self, text: str) -> None:
+        """Another file in the place of this one, at once: a daemon that reads meanwhile sees no half."""
+        beside = self.config_path.with_suffix(".new")
+        beside.write_text(text)
+        beside.chmod(0o600)  # there is a password in it
+        beside.replace(self.config_path)
 
     async def start(self, *options: str) -> Self:
         """Start it, and return when it is ready."""

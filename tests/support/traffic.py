@@ -44,7 +44,7 @@ class Receipt:
 
 
 class Receiver:
-    """Subscriptions at an endpoint, which takes a moment for each request and answers 200."""
+    """Subscriptions at an endpoint, which takes a moment for each request and answers 200, or as told."""
 
     def __init__(
         self, endpoint: Endpoint, moment_seconds: float = 0.05, *, keeps_connections: bool = True
@@ -54,14 +54,30 @@ class Receiver:
         self._keeps_connections = keeps_connections
         self._held = False
         self._created: dict[str, subscriptions.Created] = {}
+        self._failing: dict[str, int] = {}  # what is answered there instead
         self.receipts: list[Receipt] = []
         endpoint.behave(self._answer)
 
-    async def subscribe(self, flow: Flow, event_type: str = EVENT_TYPE, host: str = "127.0.0.1") -> None:
-        """A verified subscription, at a path of its own, by a name that leads here."""
-        path = f"/{event_type}"
-        created = await subscriptions.create(flow.daemon, event_type, self._endpoint.url(path, host))
-        await flow.verify(created.subscription_id)
+    async def subscribe(
+        self,
+        flow: Flow,
+        event_type: str = EVENT_TYPE,
+        host: str = "127.0.0.1",
+        *,
+        path: str | None = None,
+        verified: bool = True,
+        fails_with: int | None = None,
+        max_attempts: int | None = None,
+    ) -> None:
+        """A subscription, at a path of its own, by a name that leads here."""
+        path = path or f"/{event_type}"
+        created = await subscriptions.create(
+            flow.daemon, event_type, self._endpoint.url(path, host), max_attempts=max_attempts
+        )
+        if verified:
+            await flow.verify(created.subscription_id)
+        if fails_with is not None:
+            self._failing[path] = fails_with
         self._created[path] = created
 
     def hold(self) -> None:
@@ -99,8 +115,10 @@ class Receiver:
         self.receipts.append(receipt)
         await asyncio.sleep(self.moment_seconds)
         await until_true(lambda: not self._held)
-        await connection.send(OK if self._keeps_connections else OK_AND_CLOSE)
-        receipt.response_status = 200
+        status = self._failing.get(request.path, 200)
+        answer = OK if self._keeps_connections else OK_AND_CLOSE
+        await connection.send(answer.replace(b"200 OK", b"%d Told" % status) if status != 200 else answer)
+        receipt.response_status = status
         return self._keeps_connections
 
 

@@ -10,8 +10,9 @@ from tests.faults.bed import Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.servers import SmallDiskServer
 from tests.faults.verbs import verb
+from tests.support.postgres import ServerError
 from tests.support.processes import is_gone
-from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 
 # As a standby that was forgotten would: nothing of the log is used again.
 KEEP_LOG = "select pg_create_physical_replication_slot('forgotten', true)"
@@ -38,24 +39,36 @@ async def fill_heap_disk(bed: Bed) -> None:
 async def fill_wal_disk(bed: Bed) -> None:
     """The log cannot grow much more, and may not be used again; returns when the server is down."""
     server = _disk_server(bed)
+    written = server.log_path.stat().st_size
     await bed.ask(KEEP_LOG)
     await asyncio.to_thread(server.disk.fill, LEFT_MEBIBYTES)
-    deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
-    while "No space left on device" not in server.log_path.read_text(errors="replace"):
-        assert time.monotonic() < deadline, "the log did not run full"
-        await asyncio.sleep(0.1)
+    await until_true(lambda: b"No space left on device" in server.log_path.read_bytes()[written:])
+    await until_true(lambda: is_gone(server.process_id))
+    bed.watch.away(bed.living)
     bed.effects["disks_filled"] += 1
+    bed.effects["servers_ended"] += 1
+
+
+@verb
+async def restart_in_vain(bed: Bed) -> None:
+    """There is no room to recover in."""
+    try:
+        await asyncio.to_thread(bed.server.restart)
+    except ServerError:
+        bed.effects["restarts_refused"] += 1
+    else:
+        bed.problems.append("the server started, with no room for its log")
 
 
 @verb
 async def free_disk(bed: Bed) -> None:
     """Make room, and start the server if it is down."""
     server = _disk_server(bed)
+    bed.watch.back(bed.living)
     server.disk.free()
     deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
     while True:
         if is_gone(server.process_id):
-            bed.effects["servers_ended"] += 1
             await asyncio.to_thread(server.restart)
         try:
             await bed.ask(FORGET_LOG)
@@ -89,7 +102,7 @@ def filling_wal(random: Random, rounds: int) -> list[Action]:
             fault("fill_wal_disk"),
             act("refused", more=10),
             act("all_unready"),
-            act("wait", seconds=round(random.uniform(0, 2), 2)),
+            act("restart_in_vain"),
             act("free_disk"),
             act("database_is_used"),
             act("accepted", more=random.randint(100, 300)),
@@ -112,7 +125,7 @@ SCENARIOS = (
         "no room under the write-ahead log: PostgreSQL goes down, and cannot start",
         "503 meanwhile; with room, and the server started again, nothing acknowledged is missing",
         filling_wal,
-        effects=("disks_filled", "turned_away", "looks_unready"),
+        effects=("disks_filled", "servers_ended", "restarts_refused", "turned_away", "looks_unready"),
         rounds=2,
         needs=Needs(
             small_disk="wal",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from random import Random
 
-from tests.faults.bed import MOMENT_SECONDS, PACE_SECONDS, Bed
+from tests.faults.bed import BAD_ATTEMPTS, MOMENT_SECONDS, PACE_SECONDS, Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import heal, verb
 from tests.support.flow import Flow
@@ -15,12 +15,11 @@ from tests.support.traffic import verifies
 from webhookd.store import subscriptions
 
 BAD_TYPE = "news.bad"
-BAD_ATTEMPTS = 2
 # Answers in order and reads no more: who of the same host is sent down that connection next waits in vain.
 UNREAD = "unread"
 CODES = """
     select u.callback_url, d.final_error_code from webhookd.dead_letters d
-    join webhookd.subscriptions u on u.id = d.subscription_id group by 1, 2
+    join webhookd.subscriptions u on u.id = d.subscription_id and u.event_type = $1 group by 1, 2
 """
 BAD_ENDED = """
     select count(*) = 0 from webhookd.webhook_delivery_sagas s
@@ -69,7 +68,8 @@ async def bad_endpoints_ended(bed: Bed) -> None:
         bed.problems.append("nothing came to the good endpoint beside the bad ones")
     names = {url: name for name, url in bed.bad_endpoints.urls.items()}
     async with bed.superuser() as superuser:
-        for row in await superuser.fetch(CODES):
+        for row in await superuser.fetch(CODES, BAD_TYPE):
+            bed.effects["bad_endings"] += 1
             name = names[row["callback_url"]]
             expected = bed.bad_endpoints.expected[name].error_code
             if row["final_error_code"] != expected:
@@ -194,7 +194,7 @@ SCENARIOS = (
         "endpoints that fail in every way known, all at once, beside a good one",
         "the good one's deliveries go on; each bad one's end with the error code that says why",
         failing,
-        effects=("attempts_failed", "dead_letters"),
+        effects=("attempts_failed", "bad_endings"),
         rounds=2,
         # Long enough for endpoints that share one process to say what they say, beside those that say much.
         needs=Needs(

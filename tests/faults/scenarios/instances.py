@@ -8,7 +8,8 @@ from tests.faults.bed import MOMENT_SECONDS, Bed
 from tests.faults.instance import LEASE_SECONDS, REAPER_INTERVAL_SECONDS, Instance
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import heal, verb
-from tests.support.waiting import until_true
+from tests.support.endpoint import Request
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 
 # Where a process may be cut down, by the names of tests/faults/site.
 FAILPOINTS = ("after_route", "after_start", "after_claim", "before_report", "after_report", "after_apply")
@@ -16,10 +17,13 @@ LEASED = """
     select count(*) >= $2 from webhookd.webhook_delivery_jobs
     where status = 'Leased' and split_part(worker_id, ':', 2) = $1
 """
-EVENTS_OF_PROCESS = """
+# By event and path: an event may go to several.
+REQUESTS_OF_PROCESS = """
     select array(
-        select 'evt_' || s.event_id from webhookd.webhook_delivery_jobs j
+        select 'evt_' || s.event_id || substring(u.callback_url from '//[^/]*(/.*)')
+        from webhookd.webhook_delivery_jobs j
         join webhookd.webhook_delivery_sagas s on s.id = j.saga_id
+        join webhookd.subscriptions u on u.id = s.subscription_id
         where j.status = 'Leased' and split_part(j.worker_id, ':', 2) = $1)
 """
 # P10: an instance's death is healed within its leases and the reaper's interval.
@@ -37,28 +41,43 @@ async def kill(bed: Bed, *, instance: int) -> None:
 
 @verb
 async def kill_amid_deliveries(bed: Bed, *, instance: int, leases: int) -> None:
-    """Kill -9 while requests of its are open; how long until each of those events came again."""
+    """Kill -9 while requests of its are open; how long until each of those came again."""
     doomed = bed.instances[instance]
     await _until_leased(bed, doomed, leases)
     doomed.kill()
     began, seen = time.monotonic(), len(bed.receiver.receipts)
     bed.receiver.moment_seconds = MOMENT_SECONDS
-    lost = set(await bed.ask(EVENTS_OF_PROCESS, doomed.worker_process))
+    lost = set(await bed.ask(REQUESTS_OF_PROCESS, doomed.worker_process))
     bed.effects["deliveries_interrupted"] += len(lost)
     await bed.until(f"select not ({LEASED})", doomed.worker_process, 1)
     bed.recovered("an instance's death: its leases taken back", began, HEALED_SECONDS)
 
     def come_again() -> set[str]:
-        return {receipt.request.headers["webhook-id"] for receipt in bed.receiver.receipts[seen:]}
+        return {_name(receipt.request) for receipt in bed.receiver.receipts[seen:]}
 
     await until_true(lambda: lost <= come_again())
     bed.recovered("an instance's death: its last delivery made again", began, HEALED_SECONDS + SENT_SECONDS)
 
 
 async def _until_leased(bed: Bed, instance: Instance, leases: int) -> None:
-    """With a receiver so slow that requests are open, and not so slow that they fail."""
+    """So many, and one of their requests open: the receiver is slow, and not so slow that any fails."""
     bed.receiver.moment_seconds = LONG_MOMENT_SECONDS
     await bed.until(LEASED, instance.worker_process, leases)
+    deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
+    while not await _open_requests(bed, instance):
+        assert time.monotonic() < deadline, "no request of its is open"
+
+
+async def _open_requests(bed: Bed, instance: Instance) -> set[str]:
+    """Those of an instance that came and are not answered."""
+    unanswered = [receipt.request for receipt in bed.receiver.receipts if receipt.response_status is None]
+    leased = await bed.ask(REQUESTS_OF_PROCESS, instance.worker_process)
+    return {_name(request) for request in unanswered} & set(leased)
+
+
+def _name(request: Request) -> str:
+    """As the query names it."""
+    return request.headers["webhook-id"] + request.path
 
 
 @verb
@@ -136,7 +155,7 @@ SCENARIOS = (
         "kill -9 of an instance, amid its deliveries and at any moment",
         "the others take its leases over",
         killing,
-        effects=("leases_expired", "deliveries_interrupted"),
+        effects=("leases_expired", "deliveries_interrupted", "requests_doubled"),
         rounds=3,
     ),
     Scenario(

@@ -1,7 +1,9 @@
 """What operators do in a hurry: restarts one after the other, reloads by the dozen, files that are none."""
 
+import asyncio
 import copy
 import time
+from collections.abc import Callable
 from random import Random
 
 from tests.faults.bed import TOKEN, Bed
@@ -14,6 +16,15 @@ from tests.support.daemon import RELOADS
 # P10: a token taken out of the configuration stops within this time of the reload.
 TOKEN_SECONDS = 5.0
 UNAUTHORIZED = 401
+# Ways to spoil a file's text.
+BAD_TEXTS: tuple[Callable[[str], str], ...] = (
+    lambda good: good + "[retry\n",
+    lambda good: good.replace("[retry]", "[retry]\nmax_attemps = 3"),
+    lambda good: good[: len(good) // 2] + "\0",
+)
+STORM_SIGNALS = 20
+# About as long as a reload takes: some files are read, and some are gone before.
+STORM_INTERVAL_SECONDS = 0.02
 
 
 @heal
@@ -54,6 +65,29 @@ async def sighups(bed: Bed, *, instance: int, count: int) -> None:
 
 
 @verb
+async def storm(bed: Bed, *, instance: int, signals: int, max_attempts: int) -> int:
+    """Signals while the file flips between bad and good; the last, which changes something, must be taken.
+
+    How many reloads were refused.
+    """
+    daemon = bed.instances[instance].daemon
+    before = daemon.metric(RELOADS, outcome="refused")
+    good = daemon.config_path.read_text()
+    for number in range(signals):
+        spoil = BAD_TEXTS[number // 2 % len(BAD_TEXTS)]
+        daemon.put(good if number % 2 else spoil(good))
+        daemon.sighup()
+        await asyncio.sleep(STORM_INTERVAL_SECONDS)
+    daemon.configure(retry={"max_attempts": max_attempts})
+    daemon.sighup()
+    await daemon.until(lambda: daemon.get_json("/status")["retry"]["max_attempts"] == max_attempts, "taken")
+    refused = int(daemon.metric(RELOADS, outcome="refused") - before)
+    bed.effects["signals"] += signals
+    bed.effects["files_refused_in_storms"] += refused
+    return refused
+
+
+@verb
 async def take_token_away(bed: Bed, *, instance: int) -> None:
     """How long a token is still good that is not in the file any more."""
     daemon = bed.instances[instance].daemon
@@ -83,7 +117,7 @@ def restarting(random: Random, rounds: int) -> list[Action]:
 
 
 def reloading(random: Random, rounds: int) -> list[Action]:
-    """Every bad file, storms of good ones, and tokens taken away."""
+    """Every bad file, good ones by the dozen, storms of both, and tokens taken away."""
     actions: list[Action] = []
     for _ in range(rounds):
         for how in random.sample(list(SPOILT), len(SPOILT)):
@@ -94,6 +128,12 @@ def reloading(random: Random, rounds: int) -> list[Action]:
         for instance in range(3):
             actions += [
                 fault("sighups", instance=instance, count=random.randint(5, 30)),
+                fault(
+                    "storm",
+                    instance=instance,
+                    signals=STORM_SIGNALS,
+                    max_attempts=random.randint(500, 999),
+                ),
                 fault("take_token_away", instance=instance),
                 act("accepted", more=random.randint(5, 30)),
             ]
@@ -115,7 +155,7 @@ SCENARIOS = (
         "SIGHUP by the dozen, with every kind of bad file; tokens taken away",
         "a bad file changes nothing; a token that is gone is refused within five seconds",
         reloading,
-        effects=("files_refused", "signals"),
+        effects=("files_refused", "files_refused_in_storms", "signals"),
         forbidden=("leases_expired", "requests_doubled"),
         may_log=("the configuration was not reloaded",),
         rounds=2,

@@ -37,7 +37,10 @@ REFUSED = range(400, 500)
 
 @verb
 async def publish_poison(bed: Bed, *, payload: str, number: int) -> None:
-    """A payload at the edge; it is accepted, and the invariants see that it arrives as it was."""
+    """A payload at the edge; it is accepted, and the invariants see that it arrives as it was.
+
+    Of the type that has a dead letter too, whose snapshot is such a payload then.
+    """
     key, text = f"poison-{number}", PAYLOADS[payload]
     body = f'{{"event_type": "{EVENT_TYPES[0]}", "idempotency_key": "{key}", "payload": {text}}}'
     daemon = bed.living[number % len(bed.living)].daemon
