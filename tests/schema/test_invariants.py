@@ -2,14 +2,55 @@
 
 from datetime import timedelta
 
+import pytest
+
 from tests.support.flow import Flow
-from tests.support.invariants import AUDIT, broken_invariants
+from tests.support.invariants import AUDIT, INVARIANTS, broken_invariants, broken_rows
+from webhookd.model.states import SagaStatus
 
 RECEIPT = """
     insert into public.receipts (saga_id, response_status, received_at, body, verifies)
     select id, 200, $1, '{}', true from webhookd.webhook_delivery_sagas
 """
 LATE = "I6 a request came after its saga was Completed, and neither a lease nor an answer was lost"
+STATES = {
+    "completed": SagaStatus.COMPLETED,
+    "dead_lettered": SagaStatus.DEAD_LETTERED,
+    "in_progress": SagaStatus.IN_PROGRESS,
+}
+# By the beginning of its name, for each query one thing that nothing of ours would do to such sagas.
+PLANTED = {
+    "I1 an event that a client was told of": "delete from webhookd.events where id = {event}",
+    "I1 an endpoint got an event": "update public.receipts set saga_id = null where saga_id = {completed}",
+    "I1 an idempotency key": """
+        drop index webhookd.uniq_event_idempotency_key;
+        update webhookd.events set idempotency_key = 'the same'
+    """,
+    "I2 a routed event": "delete from webhookd.webhook_delivery_sagas where id = {completed}",
+    "I2 a saga for a subscription": """
+        insert into webhookd.webhook_delivery_sagas (event_id, subscription_id) values ({event}, {unverified})
+    """,
+    "I3": "update webhookd.webhook_delivery_sagas set status = 'Pending' where id = {completed}",
+    "I4": "update webhookd.webhook_delivery_sagas set attempt_count = 7 where id = {completed}",
+    "I5": "delete from webhookd.webhook_delivery_jobs where saga_id = {in_progress}",
+    "I6": """
+        update public.receipts set received_at = received_at + interval '1 minute'
+        where saga_id = {completed}
+    """,
+    "I7": "update public.receipts set response_status = 500 where saga_id = {completed}",
+    "I8 dead letters": "delete from webhookd.dead_letters where saga_id = {dead_lettered}",
+    "I8 a snapshot": """
+        update webhookd.dead_letters set payload_snapshot = '{{ }}' where saga_id = {dead_lettered}
+    """,
+    "I9": "insert into public.receipts select * from public.receipts where saga_id = {completed}",
+    "I10 a body": "update public.receipts set body = '{{ }}' where saga_id = {completed}",
+    "I10 a payload": "update public.client set payload = '{{ }}' where event_id = {event}",
+    "one chain:": """
+        drop index webhookd.uniq_saga_event_subscription;
+        insert into webhookd.webhook_delivery_sagas (event_id, subscription_id)
+        select event_id, subscription_id from webhookd.webhook_delivery_sagas where id = {in_progress}
+    """,
+}
 
 
 async def test_a_slow_transaction_does_not_backdate_a_completion(flow: Flow) -> None:
@@ -44,3 +85,62 @@ async def test_a_request_after_the_end_is_found(flow: Flow) -> None:
     assert await broken_invariants(flow.superuser) == []
     await flow.superuser.execute(RECEIPT, finished_at + timedelta(seconds=1))
     assert LATE in await broken_invariants(flow.superuser)
+
+
+async def test_each_late_request_has_an_excuse_of_its_own(flow: Flow) -> None:
+    """A lease that expired explains one, and not a second."""
+    names = await three_sagas(flow)
+    await flow.superuser.execute(
+        "update webhookd.webhook_delivery_jobs set lease_resets = 1 where saga_id = $1", names["completed"]
+    )
+    late = "insert into public.receipts select * from public.receipts where saga_id = $1 limit 1"
+    await flow.superuser.execute(PLANTED["I6"].format(**names))
+    assert LATE not in await broken_invariants(flow.superuser)
+    await flow.superuser.execute(late, names["completed"])
+    assert LATE in await broken_invariants(flow.superuser)
+
+
+async def test_a_request_without_any_job_is_found(flow: Flow) -> None:
+    """More than none is too many."""
+    names = await three_sagas(flow)
+    await flow.superuser.execute(
+        "delete from webhookd.webhook_delivery_jobs where saga_id = $1", names["completed"]
+    )
+    assert "I9" in [name.split()[0] for name in await broken_invariants(flow.superuser)]
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+async def test_each_query_finds_what_is_planted(name: str, flow: Flow) -> None:
+    """A query that nothing breaks proves nothing; and the rows that it tells are those."""
+    names = await three_sagas(flow)
+    assert await broken_invariants(flow.superuser) == []
+    [planted] = [statement for beginning, statement in PLANTED.items() if name.startswith(f"{beginning} ")]
+    await flow.superuser.execute(planted.format(**names))
+    assert name in await broken_invariants(flow.superuser)
+    assert len((await broken_rows(flow.superuser))[name]) in {1, 2}
+
+
+async def three_sagas(flow: Flow) -> dict[str, int]:
+    """One Completed, one DeadLettered, one InProgress, with all that was told of them; and no guard left."""
+    await flow.superuser.execute(AUDIT)
+    subscription_id = await flow.subscribe()
+    names = {"unverified": await flow.subscribe("order.other", verified=False)}
+    for name, status in STATES.items():
+        names[name] = await flow.saga_in(status, subscription_id=subscription_id)
+    await flow.superuser.execute(
+        """
+        insert into public.receipts (saga_id, response_status, received_at, body, verifies)
+        select saga_id, response_status, finished_at, '{}', true
+        from webhookd.webhook_delivery_jobs where finished_at is not null
+        """
+    )
+    await flow.superuser.execute(
+        "insert into public.client select id, idempotency_key, payload from webhookd.events"
+    )
+    names["event"] = await flow.superuser.fetchval(
+        "select event_id from webhookd.webhook_delivery_sagas where id = $1", names["completed"]
+    )
+    for table in ("webhook_delivery_sagas", "webhook_delivery_jobs", "dead_letters", "events"):
+        await flow.superuser.execute(f"alter table webhookd.{table} disable trigger all")
+    await flow.superuser.execute("alter table webhookd.webhook_delivery_sagas enable always trigger zz_audit")
+    return names

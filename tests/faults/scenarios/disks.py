@@ -32,6 +32,7 @@ def _disk_server(bed: Bed) -> SmallDiskServer:
 async def fill_heap_disk(bed: Bed) -> None:
     """No table can grow any more."""
     await asyncio.to_thread(_disk_server(bed).disk.fill)
+    bed.watch.away(bed.living)
     bed.effects["disks_filled"] += 1
 
 
@@ -86,6 +87,7 @@ def filling_heap(random: Random, rounds: int) -> list[Action]:
         actions += [
             fault("fill_heap_disk"),
             act("refused", more=random.randint(5, 30)),
+            act("all_unready"),
             act("wait", seconds=round(random.uniform(1, 3), 2)),
             act("free_disk"),
             act("database_is_used"),
