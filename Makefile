@@ -20,7 +20,7 @@ executors: ## Let twenty executors, some of which die, share 10,000 jobs
 history: ## Count what the substrate's functions touch beside a million finished jobs and 100,000 that wait
 	WEBHOOKD_TEST_HISTORY=1000000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_substrate_plans.py
 
-faults: ## Break everything under load, every scenario once and a random mix: a quarter of an hour (FAULTS="--seed 7 --only kill")
+faults: ## Break everything under load, every scenario once and a random mix: 25 minutes (FAULTS="--seed 7 --only kill")
 	$(ENVIRONMENT)/bin/python -m tests.faults $(FAULTS)
 
 # What webhookd is compared with has an environment of its own: no test needs it, and no test can come to need it.

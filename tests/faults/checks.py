@@ -165,10 +165,11 @@ def own_errors(bed: Bed, scenario: Scenario) -> list[str]:
         for text in instance.lines():
             try:
                 line: dict[str, Any] = json.loads(text)
-            except ValueError:
+                level = line["level"]
+            except (ValueError, TypeError, KeyError):
                 found[f"instance {instance.number} wrote what is no log line: {text[:200]}"] += 1
                 continue
-            if line["level"] == "error" and not any(piece in text for piece in scenario.may_log):
+            if level == "error" and not any(piece in text for piece in scenario.may_log):
                 last = str(line.get("exception", "")).strip().splitlines()[-1:]
                 found[" ".join([f"instance {instance.number} logged:", line["message"], *last])] += 1
     return [f"{what} ({times} times)" for what, times in found.items()]

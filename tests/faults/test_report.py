@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.faults.__main__ import succeeded
 from tests.faults.bed import Bed, Recovery
 from tests.faults.performance import Result
 from tests.faults.plan import Needs
@@ -38,6 +39,13 @@ def test_a_failure_says_how_to_see_it_again() -> None:
 def test_what_was_not_run_says_so() -> None:
     """It is neither held nor failed."""
     assert line(MISSING) == "clocks: not run: libfaketime is not installed"
+
+
+def test_what_was_not_run_fails_a_run_unless_it_may() -> None:
+    """A machine without libfaketime has not shown what it did not try."""
+    assert not succeeded([HELD, MISSING], allow_missing=False)
+    assert succeeded([HELD, MISSING], allow_missing=True)
+    assert not succeeded([HELD, FAILED], allow_missing=True)
 
 
 def test_recoveries_are_measured_by_their_promise() -> None:
