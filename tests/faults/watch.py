@@ -36,6 +36,7 @@ class Seen:
     silences: list[str] = field(default_factory=list)  # while it was to answer
     untruths: list[str] = field(default_factory=list)
     away_since: float | None = None  # its database
+    away_wholly: bool = True  # or it answers questions, and takes nothing
     most_resident_bytes: int = 0
 
     @property
@@ -57,7 +58,7 @@ class Seen:
 
     def judge(self) -> None:
         """The database comes back: once it had said that it is away, it may not have said otherwise."""
-        if first := self.first_unready():
+        if self.away_wholly and (first := self.first_unready()):
             late = [look for look in self.looks if look.asked_at > first.asked_at and look.status == OK]
             self.untruths += [
                 f"200 after {look.answered_at - first.answered_at:.1f} s of 503, without a database"
@@ -89,10 +90,11 @@ class Watch:
                 if isinstance(end, Exception):
                     raise end
 
-    def away(self, instances: Iterable[Instance]) -> None:
-        """These have no database, as of now."""
+    def away(self, instances: Iterable[Instance], *, wholly: bool = True) -> None:
+        """These have no database, as of now, or one that only answers questions."""
         for instance in instances:
-            self.seen[instance.number].away_since = time.monotonic()
+            seen = self.seen[instance.number]
+            seen.away_since, seen.away_wholly = time.monotonic(), wholly
 
     def back(self, instances: Iterable[Instance]) -> None:
         """They may have it again, as of now."""
