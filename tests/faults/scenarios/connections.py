@@ -169,7 +169,7 @@ def terminating(random: Random, rounds: int) -> list[Action]:
             fault("terminate_backend", which=random.random()),
             act("accepted", more=random.randint(5, 30)),
         ]
-        if number % 10 == 9:
+        if number % 20 == 19:
             actions += [fault("terminate_listeners"), act("delivered", more=50)]
     return actions
 
