@@ -40,15 +40,6 @@ def test_with_a_database_it_may_say_what_it_likes() -> None:
     assert (watched.untruths, watched.unready, watched.said_unready()) == ([], 2, False)
 
 
-def test_a_database_that_answers_questions_is_not_wholly_away() -> None:
-    """It is to be said once, and may be said now and then."""
-    watched = seen(200, 503, 200, 503)
-    watched.away_wholly = False
-    assert watched.said_unready()
-    watched.judge()
-    assert watched.untruths == []
-
-
 def test_what_a_kill_left_of_a_line_is_no_line(tmp_path: Path) -> None:
     """Half a line at the end of a life is passed over; within one, or at the last end, it is told."""
     daemon = DaemonProcess(tmp_path, "postgresql://nobody@127.0.0.1/nothing")

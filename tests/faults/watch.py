@@ -36,7 +36,6 @@ class Seen:
     silences: list[str] = field(default_factory=list)  # while it was to answer
     untruths: list[str] = field(default_factory=list)
     away_since: float | None = None  # its database
-    away_wholly: bool = True  # or it answers questions, and takes nothing
     most_resident_bytes: int = 0
 
     @property
@@ -58,7 +57,7 @@ class Seen:
 
     def judge(self) -> None:
         """The database comes back: once it had said that it is away, it may not have said otherwise."""
-        if self.away_wholly and (first := self.first_unready()):
+        if first := self.first_unready():
             late = [look for look in self.looks if look.asked_at > first.asked_at and look.status == OK]
             self.untruths += [
                 f"200 after {look.answered_at - first.answered_at:.1f} s of 503, without a database"
@@ -90,11 +89,10 @@ class Watch:
                 if isinstance(end, Exception):
                     raise end
 
-    def away(self, instances: Iterable[Instance], *, wholly: bool = True) -> None:
-        """These have no database, as of now, or one that only answers questions."""
+    def away(self, instances: Iterable[Instance]) -> None:
+        """These have no database, as of now, or one that stores nothing."""
         for instance in instances:
-            seen = self.seen[instance.number]
-            seen.away_since, seen.away_wholly = time.monotonic(), wholly
+            self.seen[instance.number].away_since = time.monotonic()
 
     def back(self, instances: Iterable[Instance]) -> None:
         """They may have it again, as of now."""

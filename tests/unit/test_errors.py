@@ -14,6 +14,7 @@ from webhookd.model.errors import (
     ConfigurationError,
     DatabaseBusy,
     DatabaseFault,
+    DatabaseFull,
     DatabaseUnavailable,
     Refusal,
     Refused,
@@ -122,6 +123,12 @@ def test_who_was_in_anothers_way_may_try_again(sqlstate: str) -> None:
     """Nothing was changed, and the same call may succeed: not the same as a database that is away."""
     with pytest.raises(DatabaseBusy), translated():
         raise of_postgres(sqlstate)
+
+
+def test_a_full_disk_is_told_apart() -> None:
+    """A database that is full answers all the same."""
+    with pytest.raises(DatabaseFull), translated():
+        raise of_postgres("53100")
 
 
 def test_misuse_of_the_driver_goes_through_as_it_is() -> None:

@@ -4,6 +4,7 @@ WebhookdError
 ├── ConfigurationError          the configuration cannot be used                          exit 78
 ├── DatabaseUnavailable         PostgreSQL does not answer, or not to us                  exit 69
 │   ├── DatabaseBusy            a lock was not got in time, or a conflict                 exit 69
+│   ├── DatabaseFull            no room on its disk: it answers, and stores nothing       exit 69
 │   └── EmbeddedError           the PostgreSQL of our own cannot be started               exit 69
 ├── DatabaseFault               PostgreSQL said what it never should                      exit 1
 ├── CannotListen                an address to listen on cannot be had                     exit 1
@@ -38,6 +39,10 @@ class DatabaseUnavailable(WebhookdError):
 
 class DatabaseBusy(DatabaseUnavailable):
     """Another transaction was in the way; this one changed nothing, and the same call may succeed at once."""
+
+
+class DatabaseFull(DatabaseUnavailable):
+    """What reads is served all the same, so that an answer is no sign that it has room again."""
 
 
 class EmbeddedError(DatabaseUnavailable):

@@ -10,6 +10,7 @@ from webhookd.model.errors import (
     ConfigurationError,
     DatabaseBusy,
     DatabaseFault,
+    DatabaseFull,
     DatabaseUnavailable,
     Refusal,
     Refused,
@@ -24,6 +25,7 @@ _REFUSALS = {refusal.value: refusal for refusal in Refusal}
 _UNAVAILABLE_CLASSES = ("08", "3D", "53", "57", "58")
 _LOGIN_CLASS = "28"
 _NOT_WRITABLE = ("25006", "25P03")  # a standby, or a session that sat in a transaction for too long
+_DISK_FULL = "53100"
 _BUSY = ("40001", "40P01", "55P03")  # a conflict, a deadlock, a lock not got in time
 
 
@@ -50,6 +52,8 @@ def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError:
         return Refused(_REFUSALS[sqlstate], message, error.detail, error.hint)
     if sqlstate[:2] == _LOGIN_CLASS:
         return DatabaseUnavailable(f"the database refused this login: {message}")
+    if sqlstate == _DISK_FULL:
+        return DatabaseFull(f"database unavailable: {message}")
     if sqlstate[:2] in _UNAVAILABLE_CLASSES or sqlstate in _NOT_WRITABLE:
         return DatabaseUnavailable(f"database unavailable: {message}")
     if sqlstate in _BUSY:

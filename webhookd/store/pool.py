@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import asyncpg
 
-from webhookd.model.errors import DatabaseBusy, DatabaseUnavailable
+from webhookd.model.errors import DatabaseBusy, DatabaseFull, DatabaseUnavailable
 from webhookd.store.confirmed import ConfirmedConnection
 from webhookd.store.connection import CONNECT_TIMEOUT_SECONDS, Connection, connected, is_pooled
 from webhookd.store.errors import translated
@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 COMMAND_TIMEOUT_SECONDS = 10.0
 # All connections busy for this long means a database that does not keep up: better said than waited for.
 ACQUIRE_TIMEOUT_SECONDS = 5.0
+
+# For so long after the database had no room to store something an answer is no sign that it has: it serves
+# readers all the same. Who has something to store tries it again more often than that.
+FULL_SECONDS = 5.0
 
 # The server's own ends to the same, for when we are stopped, cut off or gone and cannot say so: its locks are
 # everybody's. Not behind a pooler: it refuses most settings, and hands the others on to who comes next.
@@ -51,6 +55,7 @@ class Pool:
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._process_ids: set[int] = set()
         self._away_since: float | None = time.monotonic()
+        self._full_until = 0.0
 
     async def __aenter__(self) -> Self:
         async with connected(self._dsn) as connection:
@@ -121,13 +126,15 @@ class Pool:
             self._answered()
 
     def lost(self, error: DatabaseUnavailable) -> None:
-        """The database does not answer; the next use that succeeds says otherwise."""
+        """The database does not answer, or is full; the next use that succeeds says otherwise."""
+        if isinstance(error, DatabaseFull):
+            self._full_until = time.monotonic() + FULL_SECONDS
         if self._away_since is None:
             self._away_since = time.monotonic()
             log.warning("everything waits: %s", error)
 
     def _answered(self) -> None:
-        if self._away_since is not None:
+        if self._away_since is not None and time.monotonic() >= self._full_until:
             log.info("the database answers again, after %.1f s", time.monotonic() - self._away_since)
             self._away_since = None
 

@@ -32,7 +32,7 @@ def _disk_server(bed: Bed) -> SmallDiskServer:
 async def fill_heap_disk(bed: Bed) -> None:
     """No table can grow any more; what is there can be read, and changed where a page has room."""
     await asyncio.to_thread(_disk_server(bed).disk.fill)
-    bed.watch.away(bed.living, wholly=False)
+    bed.watch.away(bed.living)
     bed.effects["disks_filled"] += 1
 
 
