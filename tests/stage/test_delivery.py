@@ -92,7 +92,7 @@ async def test_leases_that_come_too_late_are_handed_back_and_not_claimed_at_once
         worker = worker_of(parts, client, reporter_of(parts))
         began = asyncio.get_running_loop().time()
         await worker.run_once()
-        assert await flow.daemon.fetchval(LEASED) == 0
+        await until(flow.daemon, f"select ({LEASED}) = 0")
         assert await worker.run_once() >= began + parts.current().services.poll_interval_seconds
     assert worker.in_flight == 0
 

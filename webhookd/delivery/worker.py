@@ -16,10 +16,11 @@ from typing import Final, NamedTuple
 import anyio
 
 from webhookd.config.settings import Settings
+from webhookd.delivery.loading import Loaded, load
 from webhookd.delivery.reporter import Finished, Reporter
 from webhookd.delivery.sending import Sender, too_late, unreadable
 from webhookd.delivery.slots import Room, Slots
-from webhookd.model.errors import DatabaseUnavailable, WebhookdError
+from webhookd.model.errors import WebhookdError
 from webhookd.observe.metrics import Metrics
 from webhookd.outbound.client import GuardedClient
 from webhookd.store import jobs
@@ -45,10 +46,6 @@ class Claimed(NamedTuple):
 
     leases: list[Lease]
     asked_at: float
-
-
-# By job; nothing for one that cannot be read.
-Loaded = dict[int, Delivery | None]
 
 
 class Worker:
@@ -159,13 +156,13 @@ class Worker:
             for lease, _ in claims:
                 self._slots.take(lease.subscription_id)
             self._metrics.in_flight.set(self._slots.in_flight)
-            # Before the connection is given back, which takes a turn of the loop.
+            # Before the connection is given back, which takes a turn of the loop, and may fail.
             loaded: Loaded = {lease.job_id: delivery for lease, delivery in claims if delivery is not None}
             small = [lease for lease, delivery in claims if delivery is not None]
-            unused = self._begin(Claimed(small, asked_at), loaded)
+            if unused := self._begin(Claimed(small, asked_at), loaded):
+                _start(self._give_up(unused), self._loading, self._loaded)
             if large := [lease for lease, delivery in claims if delivery is None]:
                 _start(self._load(Claimed(large, asked_at)), self._loading, self._loaded)
-        await self._give_up(unused)
         return len(claims)
 
     def _loaded(self) -> None:
@@ -175,7 +172,7 @@ class Worker:
     async def _load(self, claimed: Claimed) -> None:
         """Fetch what is to be sent, and begin to send it."""
         try:
-            deliveries = await self._fetch(claimed)
+            deliveries = await load(self._pool, claimed.leases)
         except Exception as error:  # the loop tries it again, and if that fails the supervisor hears of it
             log.warning("%d leases were not loaded, and will be once more: %s", len(claimed.leases), error)
             self._unloaded.append(claimed)
@@ -186,36 +183,9 @@ class Worker:
         async with self._claiming:
             if claimed not in self._unloaded:  # drained meanwhile
                 return
-            deliveries = await self._fetch(claimed)
+            deliveries = await load(self._pool, claimed.leases)
             self._unloaded.remove(claimed)
             await self._give_up(self._begin(claimed, deliveries))
-
-    async def _fetch(self, claimed: Claimed) -> Loaded:
-        """Nothing is begun in here: whatever fails, also giving the connection back, may be done again.
-
-        One that cannot be read is not let spoil it for the others.
-        """
-        try:
-            return await self._fetch_together(claimed.leases)
-        except DatabaseUnavailable:
-            raise
-        except Exception as error:
-            log.warning("%d leases were not loaded, and will be one by one: %s", len(claimed.leases), error)
-        loaded: Loaded = {}
-        for lease in claimed.leases:
-            try:
-                loaded |= await self._fetch_together([lease])
-            except DatabaseUnavailable:
-                raise
-            except Exception:
-                log.exception("a delivery could not be loaded", extra={"job_id": lease.job_id})
-                loaded[lease.job_id] = None
-        return loaded
-
-    async def _fetch_together(self, leases: list[Lease]) -> Loaded:
-        async with self._pool.connection() as connection:
-            loaded = await jobs.load(connection, leases)
-        return {delivery.job_id: delivery for delivery in loaded}
 
     def _begin(self, claimed: Claimed, deliveries: Loaded) -> list[Lease]:
         """Begin to send, and return the leases that are of no use.
