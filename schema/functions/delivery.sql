@@ -125,26 +125,28 @@ begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
     perform require(small_only is not null, 'small_only must not be null');
 
-    return query
-    select d.id, d.event_type, d.payload, d.correlation_id, d.secrets, d.headers
-    from (select j.id, e.event_type::text, e.payload::text, e.correlation_id::text, c.headers,
-                 -- A call for each row is dear, and while no secret is rotated the answer is known.
-                 case when c.previous_secrets = '{}' then array[c.secret] else live_secrets(c) end as secrets,
-                 sum(octet_length(e.payload::text)) over (order by j.id) as running, min(j.id) over () as first_id
-          from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
-          -- OFFSET keeps it a look by the key, also by a plan from when the table was empty.
-          cross join lateral (
-              select k.id, k.saga_id, k.subscription_id from webhook_delivery_jobs k
-              where k.id = g.job_id and k.lease_token = g.lease_token and k.status <> all('{Completed,Failed}') offset 0) j
-          join webhook_delivery_sagas s on s.id = j.saga_id
-          join events e on e.id = s.event_id and (not small_only or pg_column_size(e.payload) <= 2048)
-          join subscription_secrets c on c.subscription_id = j.subscription_id) d
-    where d.running <= case when small_only then 65536 else 33554432 end or (d.id = d.first_id and not small_only);
-exception when others then
-    -- A row that cannot be read is no reason to claim nothing: whoever loads it by itself finds out which.
-    if not small_only or not is_of_one_row(sqlstate) then
-        raise;
-    end if;
+    begin
+        return query
+        select d.id, d.event_type, d.payload, d.correlation_id, d.secrets, d.headers
+        from (select j.id, e.event_type::text, e.payload::text, e.correlation_id::text, c.headers,
+                     -- A call for each row is dear, and while no secret is rotated the answer is known.
+                     case when c.previous_secrets = '{}' then array[c.secret] else live_secrets(c) end as secrets,
+                     sum(octet_length(e.payload::text)) over (order by j.id) as running, min(j.id) over () as first_id
+              from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
+              -- OFFSET keeps it a look by the key, also by a plan from when the table was empty.
+              cross join lateral (
+                  select k.id, k.saga_id, k.subscription_id from webhook_delivery_jobs k
+                  where k.id = g.job_id and k.lease_token = g.lease_token and k.status <> all('{Completed,Failed}') offset 0) j
+              join webhook_delivery_sagas s on s.id = j.saga_id
+              join events e on e.id = s.event_id and (not small_only or pg_column_size(e.payload) <= 2048)
+              join subscription_secrets c on c.subscription_id = j.subscription_id) d
+        where d.running <= case when small_only then 65536 else 33554432 end or (d.id = d.first_id and not small_only);
+    exception when others then
+        -- A row that cannot be read is no reason to claim nothing: whoever loads it by itself finds out which.
+        if not small_only or not is_of_one_row(sqlstate) then
+            raise;
+        end if;
+    end;
 end
 $$;
 grant execute on function webhookd.load_deliveries(bigint[], uuid[], boolean) to webhookd_app;
