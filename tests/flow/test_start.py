@@ -16,7 +16,8 @@ from tests.support.api import Client
 from tests.support.daemon import DaemonProcess
 from tests.support.database import Database
 from tests.support.endpoint import Endpoint
-from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.flow import EVENT_TYPE, LARGE, Flow
+from tests.support.guards import HOLD_LOADING, HOLDABLE_LOADING
 from tests.support.postgres import free_port, readdress
 from tests.support.waiting import until
 from tests.support.wire import Wire
@@ -263,11 +264,12 @@ async def test_a_claim_under_way_leaves_no_lease(
     """What was leased and not begun when the signal came is sent, or handed back."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon().start()
+    await HOLDABLE_LOADING.take_away(flow.superuser)
     transaction = flow.superuser.transaction()
     await transaction.start()
-    # Between lease and request the payload and the secrets are read: here they are not to be had.
-    await flow.superuser.execute("lock table webhookd.subscription_secrets in access exclusive mode")
-    await flow.publish()
+    # Between lease and request a large payload is read: here it is not to be had.
+    await flow.superuser.execute(HOLD_LOADING)
+    await flow.publish(payload=LARGE)
     await until(flow.daemon, f"select ({LEASED}) = 1")
     daemon.sigterm()
     await daemon.until(lambda: daemon.logged("draining"), "draining")

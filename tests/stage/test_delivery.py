@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.stage.conftest import Parts, running
 from tests.support.database import Database
-from tests.support.flow import Flow
+from tests.support.flow import LARGE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 from webhookd.config.settings import DeliverySettings, ServicesSettings, Settings
 from webhookd.delivery.reporter import Finished, Reporter
@@ -23,8 +22,6 @@ from webhookd.store import jobs
 from webhookd.store.connection import Connection
 
 LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'"
-# Too large to come with its lease.
-LARGE = f'"{secrets.token_hex(2000)}"'
 FAILED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Failed'"
 
 

@@ -3,6 +3,7 @@
 Holds the login `daemon`, which has nothing but webhookd_app; and a superuser, to let time pass.
 """
 
+import secrets
 from typing import TYPE_CHECKING
 
 from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 POLICY = sagas.RetryPolicy(max_attempts=5, base_delay_seconds=0, max_delay_seconds=3600, jitter=0)
 EVENT_TYPE = "order.created"
 ADDRESS = "https://receiver.example/hook"
+# Too large to come with its lease, however it is compressed.
+LARGE = f'"{secrets.token_hex(2000)}"'
 WINDOW = 64
 FAILING_AFTER = 10
 

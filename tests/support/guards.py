@@ -43,3 +43,12 @@ class Dropped:
         await superuser.execute(f"drop index webhookd.{self.index}")
         for function in self.functions:
             await Weakened(function, self.clause).take_away(superuser)
+
+
+# What loads a payload after the claim's commit waits while somebody holds it, and a claim does not.
+HOLDABLE_LOADING = Weakened(
+    "load_deliveries",
+    "perform require(small_only",
+    "perform pg_advisory_xact_lock_shared(7) where not small_only; perform require(small_only",
+)
+HOLD_LOADING = "select pg_advisory_xact_lock(7)"

@@ -5,7 +5,8 @@ from tests.flow.reload.swaps import swaps
 from tests.flow.test_lifecycle import COMPLETED, publish_many, receipts
 from tests.flow.test_scenarios import subscribed
 from tests.support.endpoint import Endpoint
-from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.flow import EVENT_TYPE, LARGE, Flow
+from tests.support.guards import HOLD_LOADING, HOLDABLE_LOADING
 from tests.support.waiting import until
 
 # Held requests do not time out while a test looks at them.
@@ -140,11 +141,12 @@ async def test_a_longer_lease_is_not_that_of_a_job_leased_before(
         services={"enabled": ["api", "routing", "orchestration", "delivery"]},
         delivery={"timeout_seconds": 0.1, "lease_seconds": 5.1},
     ).start()
+    await HOLDABLE_LOADING.take_away(flow.superuser)
     transaction = flow.superuser.transaction()
     await transaction.start()
-    # Between lease and request the payload and the secrets are read: here they are not to be had.
-    await flow.superuser.execute("lock table webhookd.subscription_secrets in access exclusive mode")
-    await flow.publish()
+    # Between lease and request a large payload is read: here it is not to be had.
+    await flow.superuser.execute(HOLD_LOADING)
+    await flow.publish(payload=LARGE)
     leased = "select exists (select from webhookd.webhook_delivery_jobs where status = 'Leased'{})"
     await until(flow.daemon, leased.format(""))
     daemon.configure(delivery={"lease_seconds": 600})
