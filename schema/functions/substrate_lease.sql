@@ -113,11 +113,11 @@ begin
         status_signal = coalesce(p_status_signal_only, q.status_signal)
     where q.job_id = p_job_id
     returning q.* into job;
-    -- A renewal is no move, and there is no end to them: it writes nothing but the lease and the signal.
-    if before = 'leased' then
-        perform record_job_move('fn_job_progress', p_actor, job.job_id, before, 'in_progress', 'started',
-                                jsonb_strip_nulls(jsonb_build_object('signal', p_status_signal_only)));
-    end if;
+    -- A renewal is written down like a move, from in_progress to itself; its event would flood the log.
+    perform record_job_move('fn_job_progress', p_actor, job.job_id, before, 'in_progress',
+                            case when before = 'leased' then 'started' end,
+                            jsonb_strip_nulls(jsonb_build_object('signal', p_status_signal_only,
+                                                                 'leased_until', job.leased_until)));
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'leased_until', job.leased_until,
                               'started', before = 'leased', 'deadline_at', job.deadline_at);
 end
@@ -151,7 +151,8 @@ begin
     elsif job.status in ('leased','in_progress') then
         return null;
     elsif is_same and command = (
-        select r.command from job_command_run r where r.job_id = job.job_id and r.to_status in ('succeeded','failed')
+        select r.command from job_command_run r
+        where r.job_id = job.job_id and r.from_status is distinct from r.to_status and r.to_status in ('succeeded','failed')
         order by r.run_id desc limit 1)
     then
         perform wait_as_the_first();

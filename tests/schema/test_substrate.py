@@ -223,7 +223,7 @@ async def test_a_claim_hands_out_the_job_and_its_lease(substrate: Substrate) -> 
 
 
 async def test_the_way_of_a_job_is_told_and_written_down(substrate: Substrate) -> None:
-    """Each move has its event and its row of the ledger; a renewal, of which there is no end, has neither."""
+    """Each move has its event and its row of the ledger; a renewal, of which there is no end, the row."""
     job_id = await substrate.enqueue(p_correlation_id="c-1")
     lease = await substrate.claim()
     first = await substrate.progress(lease, "begun")
@@ -234,7 +234,7 @@ async def test_the_way_of_a_job_is_told_and_written_down(substrate: Substrate) -
     assert (first["started"], second["started"]) == (True, False)
     row = await substrate.row(job_id)
     assert row["status_signal"] == "half done"
-    await substrate.progress(lease)
+    third = await substrate.progress(lease)
     assert (await substrate.row(job_id))["status_signal"] == "half done"
     assert row["leased_until"] > row["started_at"] + timedelta(seconds=TTL_SECONDS - 1)
     done = await substrate.succeed(lease, "result-1")
@@ -244,7 +244,17 @@ async def test_the_way_of_a_job_is_told_and_written_down(substrate: Substrate) -
         ("fn_job_enqueue", None, "queued"),
         ("fn_job_claim", "queued", "leased"),
         ("fn_job_progress", "leased", "in_progress"),
+        ("fn_job_progress", "in_progress", "in_progress"),
+        ("fn_job_progress", "in_progress", "in_progress"),
         ("fn_job_succeed", "in_progress", "succeeded"),
+    ]
+    renewals = await substrate.daemon.fetch(
+        "select event_id, actor, attempts, detail ->> 'signal', (detail ->> 'leased_until')::timestamptz "
+        "from webhookd.job_command_run where from_status = to_status order by run_id"
+    )
+    assert [tuple(renewal) for renewal in renewals] == [
+        (None, ACTOR, 0, signal, datetime.fromisoformat(answer["leased_until"]))
+        for signal, answer in (("half done", second), (None, third))
     ]
     events = await substrate.daemon.fetch(
         "select e.*, q.event_id is not null as queued from webhookd.events e "
@@ -316,7 +326,7 @@ async def test_the_token_decides(substrate: Substrate) -> None:
 
 
 async def test_the_ledger_keeps_the_last_word_of_a_holder_that_died(substrate: Substrate) -> None:
-    """With the recovery of its lease: renewals are not written down, and the next holder says its own."""
+    """With the recovery of its lease: nobody need look through its renewals. The next holder says its own."""
     await substrate.configure(KIND, max_lease_recoveries=1)
     job_id = await substrate.enqueue()
     for last_word in ("page 40 of 100", "page 41 of 100"):

@@ -273,8 +273,7 @@ class Work(RuleBasedStateMachine):
             match word:
                 case "progress":
                     assert answer["started"] == (job.status is Status.LEASED)
-                    if answer["started"]:  # a renewal is no move
-                        job.move(Status.IN_PROGRESS, login)
+                    job.move(Status.IN_PROGRESS, login)  # a renewal: from there to there
                     job.expired = job.short
                     return
                 case "succeed":
@@ -422,7 +421,7 @@ class Work(RuleBasedStateMachine):
 
     @invariant()
     def the_table_is_as_the_model_says(self) -> None:
-        """Every job, with a row of the ledger for each of its moves, by who made it; and the workflow."""
+        """Every job, with a row of the ledger for each move and renewal, by who made it; and the workflow."""
         rows = self.run(
             self.substrate.superuser.fetch(
                 "select q.job_id::text, status, attempts, lease_recoveries, lease_token::text, "
@@ -446,15 +445,17 @@ class Work(RuleBasedStateMachine):
         assert self.run(self.substrate.workflow_status(self.workflow_id)) == self.world.workflow()
 
     @invariant()
-    def each_move_is_told_but_waits(self) -> None:
+    def each_move_is_told_but_waits_and_no_renewal(self) -> None:
         """Its event is there, and says the same state."""
         untold = self.run(
             self.substrate.daemon.fetch(
                 """
                 select r.* from webhookd.job_command_run r left join webhookd.events e on e.id = r.event_id
-                where (e.payload ->> 'job_id', e.payload ->> 'status')
-                        is distinct from (r.job_id::text, r.to_status)
-                    and (r.from_status, r.to_status) <> ('failed', 'retry_waiting')
+                where case when (r.from_status, r.to_status) in (
+                            ('failed', 'retry_waiting'), ('in_progress', 'in_progress'))
+                        then r.event_id is not null
+                        else (e.payload ->> 'job_id', e.payload ->> 'status')
+                            is distinct from (r.job_id::text, r.to_status) end
                 """
             )
         )

@@ -5,7 +5,9 @@ As in test_plans.py; with statistics from before the backlog came, and with fres
 
 import os
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -13,8 +15,12 @@ from tests.support.database import Cluster, Database
 from tests.support.history import Touched, copy_database, table_names, vacuum, watch
 from tests.support.postgres import run_apart
 from tests.support.substrate import ACTOR, KIND, Answer, Status, Substrate
+from webhookd.store import job_reads
+from webhookd.store.pages import Row
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tests.support.database import Connection
 
 # Few enough for every test run; `make history` takes a million that are over, and 100,000 that wait.
@@ -57,20 +63,28 @@ WAITING_JOBS = """
            case when i % 2 = 0 then 9 else i % 3 end, 'past', 'past'
     from generate_series(1, $2::int) i
 """
+# The lease of one job was renewed for a week: each a row of the ledger.
+RENEWALS = """
+    insert into webhookd.job_command_run (job_id, command, from_status, to_status, actor, attempts)
+    select $1, 'fn_job_progress', 'in_progress', 'in_progress', 'past', 0 from generate_series(1, $2::int)
+"""
+# What the four moves of such a job are found in: a descent of the ledger's index, and their rows.
+BLOCKS_OF_THE_LEDGER = 15
 
 
-async def insert(superuser: "Connection", statement: str, number: int) -> None:
+async def insert(superuser: "Connection", statement: str, of: str, number: int) -> None:
     """Rows that are born old: without triggers and foreign keys."""
     async with superuser.transaction():
         await superuser.execute("set local session_replication_role = replica")
-        await superuser.execute(statement, KIND, number)
+        await superuser.execute(statement, of, number)
 
 
 async def write_history(superuser: "Connection") -> None:
     """Finished jobs, with statistics of now; autovacuum, which would make others, is off."""
     for table in await table_names(superuser):
         await superuser.execute(f"alter table webhookd.{table} set (autovacuum_enabled = false)")
-    await insert(superuser, FINISHED_JOBS, FINISHED)
+    await insert(superuser, FINISHED_JOBS, KIND, FINISHED)
+    await insert(superuser, RENEWALS, str(uuid4()), WAITING)
     await vacuum(superuser)
 
 
@@ -89,6 +103,12 @@ class Calls:
 
         answer, self.touched[name] = await watch(self.substrate.daemon, call)
         return answer
+
+    async def read(self, name: str, read: "Callable[[Connection], Awaitable[Row | None]]") -> Row:
+        """What the API shows, watched."""
+        row, self.touched[name] = await watch(self.substrate.daemon, read, "repeatable_read")
+        assert row is not None
+        return row
 
     async def claim(self, name: str = "claim", kind: str = KIND) -> Answer:
         """The next job's lease."""
@@ -123,8 +143,13 @@ class Calls:
             assert [lease["priority"] for lease in leases] == [2] * 4
             assert (await self.claim("claim, nothing", "unknown"))["reason"] == "nothing_to_claim"
             await self.report("progress", "fn_job_progress", leases[0], p_status_signal_only="half")
+            await insert(substrate.superuser, RENEWALS, leases[0]["job_id"], WAITING)
             for name in ("succeed", "succeed again"):
                 await self.report(name, "fn_job_succeed", leases[0], p_result_ref="r")
+            shown = await self.read("show", partial(job_reads.job, job_id=UUID(leases[0]["job_id"])))
+            last = [run["to_status"] for run in shown["runs"][-3:]]
+            assert last == ["leased", "in_progress", "succeeded"]
+            await self.read("decisions", job_reads.configuration)
             failure = {"p_error_code": "X", "p_error_message": "x"}
             await self.report("fail", "fn_job_fail_transient", leases[1], **failure)
             await self.report("bury", "fn_job_fail_permanent", leases[2], **failure)
@@ -162,7 +187,7 @@ class Laboratory:
         database = await self._cluster.create_database(migrated=True)
         superuser = await database.connect("superuser")
         await write_history(superuser)
-        await insert(superuser, WAITING_JOBS, WAITING)
+        await insert(superuser, WAITING_JOBS, KIND, WAITING)
         await database.close()
         known, without = await copy_database(database), await copy_database(database)
         await vacuum(await known.connect("superuser"))
@@ -218,6 +243,13 @@ def dear(calls: dict[str, Touched]) -> dict[str, int]:
 def test_every_call_touches_a_handful_of_pages(laboratory: Laboratory, statistics: str) -> None:
     """Beside all that is over, what can be claimed, and as much scheduled for later in front of it."""
     assert dear(laboratory.touched()[statistics]) == {}
+
+
+@pytest.mark.parametrize("statistics", ["stale", "fresh"])
+@pytest.mark.parametrize("call", ["succeed again", "show", "decisions"])
+def test_who_reads_the_ledger_passes_no_renewals(laboratory: Laboratory, statistics: str, call: str) -> None:
+    """Beside a week of them, of this job and of another."""
+    assert laboratory.touched()[statistics][call].blocks["job_command_run"] <= BLOCKS_OF_THE_LEDGER
 
 
 def test_without_our_indexes_the_claim_and_the_upkeep_read_the_queue(laboratory: Laboratory) -> None:

@@ -18,7 +18,7 @@ class Job:
     executor: str
     priority: int
     workflow: bool
-    moved_by: list[str]  # the login of each move, the birth's first
+    moved_by: list[str]  # the login of each move and renewal, the birth's first
     status: Status = Status.QUEUED
     attempts: int = 0
     recoveries: int = 0

@@ -169,11 +169,14 @@ class JobRun(LedgerRow):
 
 
 class JobWithRuns(Job):
-    """A job, and all that was done with it."""
+    """A job, and all its moves."""
 
     safe_payload: SafePayload
     requeued_as: Annotated[Uuid | None, Meta(description="the job that this dead letter was requeued as")]
-    runs: Annotated[list[JobRun], Meta(description="the last 500, oldest first")]
+    runs: Annotated[
+        list[JobRun],
+        Meta(description="its moves, the last 500, oldest first; renewals are in the ledger, and not here"),
+    ]
     more_runs: Annotated[bool, Meta(examples=[False], description="there are earlier ones")]
 
 

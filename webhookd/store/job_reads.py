@@ -36,11 +36,12 @@ _REQUEUED_AS = """(
 _JOB = f"{_SHOWN}, j.safe_payload, {_REQUEUED_AS} from {_JOBS} where j.job_id = $1"
 _MERGED = "select * from ({0}) j {1} limit {2}"
 _TIME_OF_JOB = "select j.enqueued_at from webhookd.job_queue j where j.job_id = $1"
-# By ix_job_command_run_job.
+# The moves alone: beside a day's renewals they could not be seen. By ix_job_command_run_job.
 _RUNS = """
     select r.run_id, r.command, r.from_status, r.to_status, r.actor, r.called_by, r.attempts, r.event_id,
         r.detail, r.run_at
-    from webhookd.job_command_run r where r.job_id = $1 order by r.run_id desc limit $2"""
+    from webhookd.job_command_run r where r.job_id = $1 and r.from_status is distinct from r.to_status
+    order by r.run_id desc limit $2"""
 
 _WORKFLOW = """
     select w.workflow_id, w.workflow_kind, w.generator, w.status, w.correlation_id, w.enqueued_by,
@@ -63,11 +64,12 @@ _KINDS = """
 _REGISTRY = """
     select r.event_type, r.job_kind, r.executor, r.priority, r.active, r.registered_by, r.registered_at
     from webhookd.job_event_registry r order by r.event_type, r.job_kind limit $1"""
-# They have no job. By ix_job_command_run_job, whose order this is: by that of the primary key it might walk
-# through all the moves in between.
+# They have neither job nor states. By ix_job_command_run_job, whose order this is: by that of the primary key
+# it might walk through all the moves in between.
 _DECISIONS = """
     select r.run_id, r.command, r.actor, r.called_by, r.detail, r.run_at
-    from webhookd.job_command_run r where r.job_id is null order by r.job_id desc, r.run_id desc limit $1"""
+    from webhookd.job_command_run r where r.job_id is null and r.from_status is not distinct from r.to_status
+    order by r.job_id desc, r.run_id desc limit $1"""
 
 
 class JobPage(NamedTuple):
@@ -106,7 +108,7 @@ def _ranges(status: WorkStatus | None, kind: str | None) -> list[Range]:
 
 
 async def job(connection: Connection, job_id: UUID) -> Row | None:
-    """One job with its ledger, oldest first, at one moment."""
+    """One job with its moves, oldest first, at one moment."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         row = await connection.fetchrow(_JOB, job_id)
         if row is None:
