@@ -48,8 +48,8 @@ class Dialler:
         """
         loop = asyncio.get_running_loop()
         dialled = await self._connect(await self._addresses(origin))
-        try:
-            _, exchange = await loop.create_connection(
+        handshake = loop.create_task(
+            loop.create_connection(
                 lambda: Exchange(loop, max_response_bytes),
                 sock=dialled,
                 ssl=self._tls,
@@ -57,6 +57,14 @@ class Dialler:
                 ssl_handshake_timeout=max(_SHORTEST_HANDSHAKE_SECONDS, deadline - loop.time()),
                 ssl_shutdown_timeout=_GOODBYE_SECONDS,
             )
+        )
+        try:
+            # Who gives up leaves it to its own deadline. Cancelled in a turn in which the endpoint answered,
+            # so after the process was stopped, uvloop closes the socket under its TLS and logs a fatal error.
+            _, exchange = await asyncio.shield(handshake)
+        except asyncio.CancelledError:
+            handshake.add_done_callback(_hang_up)
+            raise
         except ConnectionAbortedError:  # so a handshake ends that took too long
             raise TimeoutError from None
         except ssl.SSLCertVerificationError as error:
@@ -99,6 +107,11 @@ class Dialler:
             raise Unanswered(Failure.CONNECT_FAILED, error.strerror or "") from None
         dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return dialled
+
+
+def _hang_up(handshake: "asyncio.Task[tuple[asyncio.Transport, Exchange]]") -> None:
+    if not handshake.cancelled() and handshake.exception() is None:
+        handshake.result()[0].abort()
 
 
 def _blocked(error: AddressBlocked) -> Unanswered:

@@ -5,12 +5,18 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
+import types
+from collections.abc import Coroutine, Generator
+from functools import partial
 from typing import Any
 
 import pytest
+import uvloop
 
 from tests.support.certificates import Certificates
 from tests.support.endpoint import Connection, Endpoint, Handshake, Request
+from tests.support.waiting import WAIT_TIMEOUT_SECONDS
 from tests.unit.outbound.conftest import LOOPBACK, Dialled, MakeClient, Names, until_closed
 from tests.unit.outbound.test_client_answers import DEADLINE_SECONDS, SHORT_DEADLINE_SECONDS, post
 from webhookd.outbound import connections
@@ -122,6 +128,67 @@ async def test_a_handshake_has_the_requests_deadline(
         async with asyncio.timeout(DEADLINE_SECONDS):
             with pytest.raises(TimeoutError):
                 await dialler.dial(origin, 1000, deadline)
+
+
+class StoppedLoop(uvloop.Loop):
+    """The daemon's loop, of a process that is stopped when a client has said hello, and goes on too late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dialling: asyncio.Future[Exchange] | None = None
+        self.connected: asyncio.Future[asyncio.Transport] = self.create_future()
+        self.errors: list[dict[str, Any]] = []
+        self.set_exception_handler(lambda _, context: self.errors.append(context))
+
+    async def create_connection(self, *arguments: Any, **named: Any) -> Any:
+        connected = await self._stopped(super().create_connection(*arguments, **named))
+        self.connected.set_result(connected[0])
+        return connected
+
+    @types.coroutine
+    def _stopped(self, connecting: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        awaited = connecting.send(None)
+        # In the turn of the hello, after it: when this turn ends the answer is there.
+        self.call_soon(self._stop)
+        while True:
+            try:
+                sent = yield awaited
+            except BaseException as error:
+                step = partial(connecting.throw, error)
+            else:
+                step = partial(connecting.send, sent)
+            try:
+                awaited = step()
+            except StopIteration as end:
+                return end.value
+
+    def _stop(self) -> None:
+        assert self.dialling is not None
+        time.sleep(0.1)
+        self.dialling.cancel()
+
+
+def test_a_dial_given_up_as_its_handshake_ends_is_no_error(
+    endpoint: Endpoint, tls: ssl.SSLContext, names: Names
+) -> None:
+    """As when a stopped process goes on: it is too late, and the answer is there. It is closed."""
+    loop = StoppedLoop()
+
+    async def give_up() -> None:
+        client = GuardedClient(ClientOptions(AddressPolicy.of(LOOPBACK), tls), names)
+        origin = target_of(endpoint.url()).origin
+        dial = client._connections._dialler.dial(origin, 1000, loop.time() + DEADLINE_SECONDS)
+        loop.dialling = asyncio.ensure_future(dial)
+        with pytest.raises(asyncio.CancelledError):
+            await loop.dialling
+        transport = await asyncio.wait_for(loop.connected, WAIT_TIMEOUT_SECONDS)
+        await asyncio.sleep(0.1)  # for what is said of it, and for its end
+        assert transport.is_closing()
+        client.close()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(give_up())
+    assert loop.errors == []
 
 
 async def test_a_body_that_ends_with_the_connection_is_whole(
