@@ -457,6 +457,26 @@ async def test_older_functions_are_applied_anew(database: Database, version: str
     assert tuple(row) == (shipped().code_checksum, __version__)
 
 
+@pytest.mark.parametrize("other", ["saga_orchestrator", "webhookd_owner"])
+async def test_functions_that_others_owned_are_handed_over(database: Database, other: str) -> None:
+    """As if they had always been their owners'; and of those of the same name no more than there are."""
+    superuser = await database.connect("superuser")
+    before = await described(superuser)
+    functions = await superuser.fetch(
+        "select oid::regprocedure::text as signature from pg_proc "
+        "where pronamespace = 'webhookd'::regnamespace"
+    )
+    for function in functions:
+        await superuser.execute(f"alter function {function['signature']} owner to {other}")
+    await superuser.execute(
+        "create function webhookd.publish(earlier text) returns text language sql as 'select $1';"
+        f"alter function webhookd.publish(text) owner to {other}"
+    )
+    await set_code_version(database, "0.0.9")
+    assert await migrate(database.dsn("migrator")) == CODE
+    assert await described(superuser) == before
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "create table webhookd.events ()", "create table webhookd.schema_migrations (version text)"],

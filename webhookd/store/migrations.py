@@ -6,6 +6,8 @@ nothing to do.
 """
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import asyncpg
@@ -23,6 +25,7 @@ TABLE_LOCK_TIMEOUT_SECONDS = 3
 # Any number does, as long as every webhookd uses it. Transaction-scoped: it also holds behind PgBouncer.
 _LOCK_KEY = 0x77656268_6F6F6B64
 _OWNER = "webhookd_owner"
+_CREATED = re.compile(r"^create or replace function webhookd\.(\w+)", re.MULTILINE)
 # The parts of schema_code.
 _FUNCTIONS = "functions"
 _TRIGGERS = "triggers"
@@ -198,30 +201,49 @@ async def _note(connection: Connection, part: str, checksum: str) -> None:
 async def _apply_code(connection: Connection, schema: Schema) -> None:
     await connection.execute(schema.revoke)
     for file in schema.functions:
-        await _create_functions(connection, file)
-    await _drop_untouched_functions(connection)
+        async with _creating(connection, file.owner):
+            await _hand_over(connection, file)
+    earlier = await _functions(connection)
+    for file in schema.functions:
+        async with _creating(connection, file.owner):
+            await _execute_as(connection, file.owner, file.text)
+    # What was not written anew is of an earlier release, and in no file any more.
+    for signature, _ in earlier.items() & (await _functions(connection)).items():
+        await connection.execute(f"drop routine {signature}")
     await connection.execute(schema.grants)
 
 
-async def _create_functions(connection: Connection, file: FunctionFile) -> None:
-    """The owner of a function needs CREATE on its schema while it is made, and never else."""
-    if file.owner == _OWNER:
-        await _execute_as(connection, _OWNER, file.text)
+@asynccontextmanager
+async def _creating(connection: Connection, owner: str) -> AsyncIterator[None]:
+    """The owner of a function needs CREATE on its schema while it gets it, and never else."""
+    if owner == _OWNER:
+        yield
         return
-    await connection.execute(f"grant usage, create on schema webhookd to {file.owner}")
-    await _execute_as(connection, file.owner, file.text)
-    await connection.execute(f"revoke create on schema webhookd from {file.owner}")
+    await connection.execute(f"grant usage, create on schema webhookd to {owner}")
+    yield
+    await connection.execute(f"revoke create on schema webhookd from {owner}")
 
 
-async def _drop_untouched_functions(connection: Connection) -> None:
-    """What this transaction did not write is of an earlier release, and in no file any more."""
-    untouched = await connection.fetch(
+async def _hand_over(connection: Connection, file: FunctionFile) -> None:
+    """A function that another owned in an earlier release: none but its owner may replace it."""
+    others = await connection.fetch(
         "select oid::regprocedure::text as signature from pg_proc "
-        "where pronamespace = 'webhookd'::regnamespace "
-        "and xmin::text <> (pg_current_xact_id()::text::numeric % 4294967296)::text"
+        "where pronamespace = 'webhookd'::regnamespace and proname = any($1) "
+        "and proowner <> $2::text::regrole",
+        _CREATED.findall(file.text),
+        file.owner,
     )
-    for function in untouched:
-        await connection.execute(f"drop routine {function['signature']}")
+    for function in others:
+        await connection.execute(f"alter routine {function['signature']} owner to {file.owner}")
+
+
+async def _functions(connection: Connection) -> dict[str, str]:
+    """The place in the catalog of each, by its signature: another as soon as it is written anew."""
+    rows = await connection.fetch(
+        "select oid::regprocedure::text as signature, ctid::text as place from pg_proc "
+        "where pronamespace = 'webhookd'::regnamespace"
+    )
+    return {row["signature"]: row["place"] for row in rows}
 
 
 async def _execute_as(connection: Connection, role: str, script: str) -> None:
