@@ -5,28 +5,20 @@ After every step the tables are as the model says, and no promise is broken.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.support.database import Cluster
+from tests.support.database import Cluster, Database
 from tests.support.flow import ADDRESS, Flow
 from tests.support.guards import Weakened
 from tests.support.invariants import AUDIT, broken_invariants
+from tests.support.machines import Drive
 from tests.support.model import Job, Saga, Subscription, World
 from webhookd.model.errors import Refusal
 from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
@@ -41,10 +33,6 @@ ANSWERS = st.sampled_from([200, 204, 302, 500, 503])
 MUCH = 1000
 # Few enough for every test run; `make machine` takes many more.
 EXAMPLES = int(os.environ.get("WEBHOOKD_TEST_EXAMPLES", "40"))
-# A search that ends when it finds; which examples it meets depends on the modules loaded, see the machine of
-# test_substrate_machine.py.
-ENOUGH_TO_FIND = 1000
-STEPS = 60
 EMPTIED = (
     "webhookd.events",
     "webhookd.event_routing_queue",
@@ -485,39 +473,19 @@ class Delivery(RuleBasedStateMachine):
             self.world.dead_letters[transition.dead_letter_id] = saga
 
 
-@contextmanager
-def prepared(cluster: Cluster, weakened: Weakened | None) -> Iterator[tuple[asyncio.Runner, Flow]]:
-    """A database for all examples, which writes down every change of a saga."""
-    with asyncio.Runner() as runner:
-        database = runner.run(cluster.create_database(migrated=True))
-        try:
-            flow = runner.run(Flow.open(database))
-            runner.run(flow.superuser.execute(AUDIT))
-            if weakened is not None:
-                runner.run(weakened.take_away(flow.superuser))
-            yield runner, flow
-        finally:
-            runner.run(cluster.drop_database(database))
+async def audited(database: Database) -> Flow:
+    """A database that writes down every change of a saga."""
+    flow = await Flow.open(database)
+    await flow.superuser.execute(AUDIT)
+    return flow
 
 
-def drive(cluster: Cluster, weakened: Weakened | None, **chosen: Any) -> None:
-    """Run the machine, on functions as they are or on one that is broken."""
-    with prepared(cluster, weakened) as (runner, flow):
-
-        class Machine(Delivery):
-            def __init__(self) -> None:
-                super().__init__(runner, flow)
-
-        run_state_machine_as_test(
-            Machine,
-            # The first example of a database test is slow, and a machine's are large: neither is a fault.
-            settings=settings(stateful_step_count=STEPS, suppress_health_check=list(HealthCheck), **chosen),
-        )
+DELIVERY = Drive(Delivery, audited, steps=60)
 
 
 def test_any_order_of_steps_keeps_every_promise(cluster: Cluster) -> None:
     """No order of steps that Hypothesis finds makes the tables differ from the model, or breaks a promise."""
-    drive(cluster, None, max_examples=EXAMPLES)
+    DELIVERY.go(cluster, max_examples=EXAMPLES)
 
 
 # One small mistake in each stage.
@@ -547,14 +515,4 @@ MISTAKES = [
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_the_machine_finds_a_mistake(cluster: Cluster, mistake: Weakened) -> None:
     """The test above would fail if a function were wrong: here one is."""
-    # The first failure is enough: it need not be made small.
-    with pytest.raises((AssertionError, asyncpg.PostgresError)) as found:
-        drive(
-            cluster,
-            mistake,
-            max_examples=ENOUGH_TO_FIND,
-            derandomize=True,
-            phases=[Phase.generate],
-            database=None,
-        )
-    assert not isinstance(found.value, asyncpg.PostgresSyntaxError)
+    DELIVERY.finds(cluster, mistake)
