@@ -12,8 +12,10 @@ from typing import Protocol
 import pytest
 from hypothesis import settings
 
+from tests.support.breakable import BreakableServer
 from tests.support.database import Cluster, Database
 from tests.support.flow import Flow
+from tests.support.installations import installation_near
 from tests.support.postgres import Server, run_apart
 from tests.support.sources import Source, SourceError, select
 
@@ -125,6 +127,25 @@ def cluster(postgres: Server) -> Iterator[Cluster]:
         yield cluster
     finally:
         run_apart(cluster.remove())
+
+
+@pytest.fixture(scope="module")
+def breakable_server(postgres: Server) -> Iterator[BreakableServer]:
+    """Give a durable server like the selected one, for the tests of one module alone."""
+    server = BreakableServer(installation_near(postgres.major))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def breakable_cluster(breakable_server: BreakableServer) -> Cluster:
+    """Give its logins and template. Where it is the module's `cluster`, every fixture builds on it."""
+    cluster = Cluster(breakable_server)
+    run_apart(cluster.prepare())
+    return cluster
 
 
 @pytest.fixture

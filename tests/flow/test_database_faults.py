@@ -14,8 +14,6 @@ from tests.flow.conftest import MakeDaemon
 from tests.support.breakable import BreakableServer
 from tests.support.daemon import DaemonProcess
 from tests.support.database import Cluster, Database
-from tests.support.installations import installation_near
-from tests.support.postgres import Server, run_apart
 from tests.support.processes import processor_seconds
 from tests.support.publisher import APPLICATIONS, Publisher
 from tests.support.traffic import HealthWatch, Receiver, broken_promises
@@ -29,30 +27,17 @@ MAX_CPU_SHARE = 0.05
 
 
 @pytest.fixture(scope="module")
-def server(postgres: Server) -> Iterator[BreakableServer]:
-    """Give a server like the selected one, for these tests alone."""
-    server = BreakableServer(installation_near(postgres.major))
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def cluster(server: BreakableServer) -> Cluster:
-    """Give its logins and template, in place of the shared server's: every fixture here builds on it."""
-    cluster = Cluster(server)
-    run_apart(cluster.prepare())
-    return cluster
+def cluster(breakable_cluster: Cluster) -> Cluster:
+    """Give the one of a server of their own, in place of the shared one's."""
+    return breakable_cluster
 
 
 @pytest.fixture
-def breakable(server: BreakableServer, database: Database) -> Iterator[BreakableServer]:
+def breakable(breakable_server: BreakableServer, database: Database) -> Iterator[BreakableServer]:
     """Give the server to a test, and have it up again for the next."""
-    assert database.server is server
-    yield server
-    server.heal()
+    assert database.server is breakable_server
+    yield breakable_server
+    breakable_server.heal()
 
 
 def is_ready(daemon: DaemonProcess) -> bool:

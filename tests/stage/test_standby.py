@@ -4,15 +4,11 @@ With a server of their own: whom commits wait for is set for all of a server's d
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.breakable import BreakableServer
 from tests.support.database import Cluster, Database
-from tests.support.installations import installation_near
-from tests.support.postgres import Server, run_apart
 from tests.support.waiting import until, until_finished
 from webhookd.model.errors import DatabaseUnavailable
 from webhookd.store import events
@@ -20,6 +16,8 @@ from webhookd.store.events import Accepted, NewEvent
 from webhookd.store.pool import Pool
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.support.database import Connection
 
 EVENT = NewEvent("order.created", "{}", "order-1")
@@ -28,22 +26,9 @@ CANCEL = "select pg_cancel_backend(pid) from pg_stat_activity where wait_event =
 
 
 @pytest.fixture(scope="module")
-def server(postgres: Server) -> Iterator[BreakableServer]:
-    """Give a server like the selected one, for these tests alone."""
-    server = BreakableServer(installation_near(postgres.major))
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def cluster(server: BreakableServer) -> Cluster:
-    """Give its logins and template, in place of the shared server's."""
-    cluster = Cluster(server)
-    run_apart(cluster.prepare())
-    return cluster
+def cluster(breakable_cluster: Cluster) -> Cluster:
+    """Give the one of a server of their own, in place of the shared one's."""
+    return breakable_cluster
 
 
 @pytest.fixture
