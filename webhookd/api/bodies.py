@@ -32,13 +32,30 @@ FORMS = {
 _UNKNOWN_FIELD = "Object contains unknown field"
 
 
-async def read_json(request: web.Request, kind: type[Value], max_bytes: int) -> Value:
-    """The body as `kind`. Refused from its headers where they tell enough."""
+async def read_json(
+    request: web.Request, kind: type[Value], max_bytes: int, *, is_wide: bool = False
+) -> Value:
+    """The body as `kind`. Refused from its headers where they tell enough.
+
+    How deep a wide one is nested, the reader checks of each part: for the whole it takes as long as parsing.
+    """
     _check_headers(request, max_bytes)
     if request.headers.get("Expect", "").strip().lower() == CONTINUE:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer's own begins after it
-    return _decoded(await _read(request, max_bytes), kind)
+    body = await _read(request, max_bytes)
+    # msgspec lets other bytes than UTF-8 through in a value that it keeps raw.
+    if not _is_utf8(body):
+        raise Problem(400, "malformed_json", "the body is not UTF-8")
+    if not is_wide:
+        check_depth(body)
+    return _decoded(body, kind)
+
+
+def check_depth(text: bytes) -> None:
+    """Refuse JSON that is nested too deep for somebody on its way."""
+    if _is_deeper_than(text, MAX_DEPTH):
+        raise _too_deep()
 
 
 async def read_optional_json(request: web.Request, kind: type[Value], max_bytes: int) -> Value:
@@ -115,11 +132,6 @@ async def _read(request: web.Request, max_bytes: int) -> bytes:
 
 
 def _decoded(body: bytes, kind: type[Value]) -> Value:
-    # msgspec lets other bytes than UTF-8 through in a value that it keeps raw.
-    if not _is_utf8(body):
-        raise Problem(400, "malformed_json", "the body is not UTF-8")
-    if _is_deeper_than(body, MAX_DEPTH):
-        raise Problem(400, "too_deep", f"nested more than {MAX_DEPTH} deep")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -131,7 +143,7 @@ def _decoded(body: bytes, kind: type[Value]) -> Value:
     except msgspec.DecodeError as error:
         raise Problem(400, "malformed_json", str(error)) from error
     except RecursionError as error:
-        raise Problem(400, "too_deep", "nested too deep") from error
+        raise _too_deep() from error
 
 
 def _in_words(detail: str) -> str:
@@ -140,6 +152,10 @@ def _in_words(detail: str) -> str:
     if "matching regex" in detail and field in FORMS:
         return f"{field} must be {FORMS[field]}"
     return detail
+
+
+def _too_deep() -> Problem:
+    return Problem(400, "too_deep", f"nested more than {MAX_DEPTH} deep")
 
 
 def _is_deeper_than(body: bytes, depth: int) -> bool:

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from webhookd.api import requests, responses
 from webhookd.api.answers import answer, page_of, raw
-from webhookd.api.bodies import path_id, read_json, read_query
+from webhookd.api.bodies import check_depth, path_id, read_json, read_query
 from webhookd.api.database import Database
 from webhookd.api.deliveries import limits_of
 from webhookd.api.fields import KeyHeader
@@ -104,9 +104,13 @@ class Events:
     async def _publish_batch(self, request: web.Request) -> web.Response:
         if "Idempotency-Key" in request.headers:
             raise invalid("in a batch each event has its own idempotency_key", "idempotency_key_mismatch")
-        asked = await read_json(request, requests.NewEvents, self._settings().api.max_payload_bytes)
+        asked = await read_json(
+            request, requests.NewEvents, self._settings().api.max_payload_bytes, is_wide=True
+        )
         if len(asked.events) > requests.MAX_BATCH:
             raise invalid(f"more than {requests.MAX_BATCH} events", "batch_too_large")
+        for event in asked.events:
+            check_depth(bytes(event.payload))
         batch = [_new_event(one) for one in asked.events]
         accepted = await self._database.ask(
             lambda connection: events.publish(

@@ -48,4 +48,4 @@ async def publish(
         [event.correlation_id for event in events],
         f"{int(lock_timeout_seconds * 1000)}ms",
     )
-    return [Accepted(*row) for row in rows]
+    return list(map(Accepted._make, rows))

@@ -31,6 +31,21 @@ async def test_a_batch_is_all_or_nothing(api: Client, flow: Flow) -> None:
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 2
 
 
+async def test_each_event_of_a_batch_may_be_as_deep_as_one_alone(api: Client, flow: Flow) -> None:
+    """How many brackets all of them have together says nothing."""
+
+    def nested(depth: int) -> bytes:
+        return b'{"event_type": "a", "payload": %s}' % (b"[" * depth + b"]" * depth)
+
+    for deep in (nested(501), nested(2000), b'{"event_type": "a", "payload": %s' % (b"[" * 2000)):
+        body = b'{"events": [%s, %s]}' % (nested(1), deep)
+        answer = await api.send(body, "/v1/events/batch")
+        assert answer.told == (400, "too_deep")
+    assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 0
+    body = b'{"events": [%s]}' % b", ".join([nested(500)] * 2)
+    assert (await api.send(body, "/v1/events/batch")).status == 202
+
+
 async def test_a_batch_has_a_thousand_events_at_most(make_api: MakeApi) -> None:
     """1,000 are taken, 1,001 are not."""
     api = await make_api()
