@@ -1,10 +1,15 @@
 """What the pool makes of the database's answers."""
 
+import asyncio
+
 import pytest
 
 from tests.stage.conftest import Parts
+from tests.support.database import Database
+from tests.support.waiting import WAIT_TIMEOUT_SECONDS
 from webhookd.model.errors import DatabaseFull, DatabaseUnavailable
 from webhookd.store import pool as pool_module
+from webhookd.store.pool import Pool
 
 
 async def ask(parts: Parts) -> None:
@@ -32,3 +37,40 @@ async def test_an_answer_does_not_say_that_there_is_room(
     parts.pool.lost(DatabaseFull("no space left on device"))
     await ask(parts)
     assert parts.pool.available
+
+
+async def test_one_connection_of_many_is_shared(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the server has no more for us: who comes waits for it, and the database is not away."""
+    superuser = await database.connect("superuser")
+    tried = asyncio.Event()
+    sleep = asyncio.sleep
+
+    async def noticed(seconds: float) -> None:
+        tried.set()
+        await sleep(seconds)
+
+    async with Pool(database.dsn("daemon"), 3) as pool:
+        await superuser.execute(f"alter database {database.name} connection limit 2")  # hers, and one
+
+        async def use() -> int:
+            async with pool.connection() as connection:
+                return int(await connection.fetchval("select pg_backend_pid()"))
+
+        async with pool.connection() as connection:
+            first = await connection.fetchval("select pg_backend_pid()")
+            monkeypatch.setattr(asyncio, "sleep", noticed)
+            using = [asyncio.create_task(use()) for _ in range(5)]
+            await asyncio.wait_for(tried.wait(), WAIT_TIMEOUT_SECONDS)
+        assert await asyncio.gather(*using) == [first] * 5
+        assert pool.available
+        assert "everything waits" not in caplog.text
+
+        # With none at all there is nothing to wait for.
+        await superuser.execute("select pg_terminate_backend($1)", first)
+        await superuser.execute(f"alter database {database.name} connection limit 0")
+        with pytest.raises(DatabaseUnavailable):
+            await use()
+        with pytest.raises(DatabaseUnavailable, match="too many connections"):
+            await use()

@@ -65,6 +65,8 @@ def plainly(error: Exception) -> str:
     """What happened to the connection, without the driver's words for it."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, asyncpg.InternalClientError):
+        return "the connection was lost"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: is PostgreSQL running there?"
     if isinstance(error, socket.gaierror):

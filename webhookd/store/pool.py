@@ -4,6 +4,7 @@ Knows whether the database answers. Behind a pooler in transaction mode (PgBounc
 server from one call to the next: no prepared statements, no settings of the session.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -20,6 +21,8 @@ from webhookd.store.errors import translated
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from asyncpg.pool import PoolConnectionProxy
+
 log = logging.getLogger(__name__)
 
 # A gated call takes milliseconds. One that takes this long is stuck, in a stalled server or behind a lock;
@@ -27,6 +30,9 @@ log = logging.getLogger(__name__)
 COMMAND_TIMEOUT_SECONDS = 10.0
 # All connections busy for this long means a database that does not keep up: better said than waited for.
 ACQUIRE_TIMEOUT_SECONDS = 5.0
+
+# How long to leave a server alone that has no connection for us, while we have others.
+CROWDED_SECONDS = 0.1
 
 # For so long after the database had no room to store something an answer is no sign that it has: it serves
 # readers all the same. Who has something to store tries it again more often than that.
@@ -111,9 +117,12 @@ class Pool:
         used = False
         try:
             with translated():
-                async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_SECONDS) as connection:
+                connection = await self._acquire(self._pool)
+                try:
                     used = True
                     yield connection
+                finally:
+                    await self._pool.release(connection)
         except DatabaseBusy:
             raise
         except DatabaseUnavailable as error:
@@ -124,6 +133,17 @@ class Pool:
             raise
         else:
             self._answered()
+
+    async def _acquire(self, pool: "asyncpg.Pool[asyncpg.Record]") -> "PoolConnectionProxy[asyncpg.Record]":
+        """One that is free, or a new one; where the server has none for us, one of ours that becomes free."""
+        deadline = time.monotonic() + ACQUIRE_TIMEOUT_SECONDS
+        while True:
+            try:
+                return await pool.acquire(timeout=deadline - time.monotonic())
+            except asyncpg.TooManyConnectionsError:
+                if not self._process_ids or time.monotonic() + CROWDED_SECONDS > deadline:
+                    raise
+            await asyncio.sleep(CROWDED_SECONDS)
 
     def lost(self, error: DatabaseUnavailable) -> None:
         """The database does not answer, or is full; the next use that succeeds says otherwise."""

@@ -66,13 +66,17 @@ async def take_all_connections(bed: Bed) -> None:
     dsn = bed.database.dsn("application")
     deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
     async with bed.superuser() as superuser:
-        while ended := await superuser.fetchval(END_BACKENDS):
+        # None has one, and none is free: what was ended a moment ago may be so only now.
+        ended = taken = 1
+        while ended or taken:
             assert time.monotonic() < deadline, "instances have connections still"
-            bed.effects["backends_terminated"] += ended
+            ended, taken = await superuser.fetchval(END_BACKENDS), 0
             with contextlib.suppress(asyncpg.TooManyConnectionsError):
                 while True:
                     bed.holders.append(await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS))
-                    bed.effects["connections_taken"] += 1
+                    taken += 1
+            bed.effects["backends_terminated"] += ended
+            bed.effects["connections_taken"] += taken
     bed.watch.away(bed.living)
 
 
