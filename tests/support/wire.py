@@ -182,6 +182,7 @@ class _Line:
     def reset(self) -> None:
         """Both are told, and neither in order."""
         for writer in (self.near, self.far):
-            raw = writer.get_extra_info("socket")
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if not writer.transport.is_closing():  # as the far one of a line that was half open
+                raw = writer.get_extra_info("socket")
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.abort()
