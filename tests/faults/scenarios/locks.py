@@ -11,7 +11,7 @@ from tests.faults.bed import Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import heal, verb
 from tests.support.postgres import CONNECT_TIMEOUT_SECONDS
-from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
 
 TABLES = (
     "events",
@@ -35,6 +35,7 @@ END_BACKENDS = """
     where datname = current_database() and application_name = 'webhookd'
 """
 MAX_CONNECTIONS = 45
+QUIET_LOOKS = 5
 
 
 @heal
@@ -66,9 +67,9 @@ async def take_all_connections(bed: Bed) -> None:
     dsn = bed.database.dsn("application")
     deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
     async with bed.superuser() as superuser:
-        # None has one, and none is free: what was ended a moment ago may be so only now.
-        ended = taken = 1
-        while ended or taken:
+        # Until none has one and none is free, look by look: one that is being made has a place, and no name yet.
+        quiet = 0
+        while quiet < QUIET_LOOKS:
             assert time.monotonic() < deadline, "instances have connections still"
             ended, taken = await superuser.fetchval(END_BACKENDS), 0
             with contextlib.suppress(asyncpg.TooManyConnectionsError):
@@ -77,6 +78,8 @@ async def take_all_connections(bed: Bed) -> None:
                     taken += 1
             bed.effects["backends_terminated"] += ended
             bed.effects["connections_taken"] += taken
+            quiet = 0 if ended or taken else quiet + 1
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
     bed.watch.away(bed.living)
 
 
