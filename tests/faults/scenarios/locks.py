@@ -67,7 +67,7 @@ async def take_all_connections(bed: Bed) -> None:
     dsn = bed.database.dsn("application")
     deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
     async with bed.superuser() as superuser:
-        # Until none has one and none is free, look by look: one that is being made has a place, and no name yet.
+        # Until none has one and none is free, look by look: one that is being made has a place, not a name.
         quiet = 0
         while quiet < QUIET_LOOKS:
             assert time.monotonic() < deadline, "instances have connections still"
