@@ -95,6 +95,7 @@ declare
     job job_queue;
     refusal jsonb;
     before text;
+    detail jsonb;
 begin
     perform require_label('status_signal_only', p_status_signal_only, 500, optional => true);
     perform require_label('actor', p_actor, 200);
@@ -113,11 +114,15 @@ begin
         status_signal = coalesce(p_status_signal_only, q.status_signal)
     where q.job_id = p_job_id
     returning q.* into job;
-    -- A renewal is written down like a move, from in_progress to itself; its event would flood the log.
-    perform record_job_move('fn_job_progress', p_actor, job.job_id, before, 'in_progress',
-                            case when before = 'leased' then 'started' end,
-                            jsonb_strip_nulls(jsonb_build_object('signal', p_status_signal_only,
-                                                                 'leased_until', job.leased_until)));
+    detail := jsonb_strip_nulls(jsonb_build_object('signal', p_status_signal_only, 'leased_until', job.leased_until));
+    if before = 'leased' then
+        perform record_job_move('fn_job_progress', p_actor, job.job_id, before, 'in_progress', 'started', detail);
+    else
+        -- A renewal is written down like a move, from in_progress to itself. Its event would flood the log, and what holds up
+        -- events need not hold up a lease.
+        insert into job_command_run (job_id, command, from_status, to_status, actor, attempts, detail)
+        values (job.job_id, 'fn_job_progress', before, 'in_progress', p_actor, job.attempts, detail);
+    end if;
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'leased_until', job.leased_until,
                               'started', before = 'leased', 'deadline_at', job.deadline_at);
 end

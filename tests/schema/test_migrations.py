@@ -457,6 +457,16 @@ async def test_older_functions_are_applied_anew(database: Database, version: str
     assert tuple(row) == (shipped().code_checksum, __version__)
 
 
+def test_all_functions_of_one_name_are_of_one_owner() -> None:
+    """They are handed over by name."""
+    owners: dict[str, set[str]] = {}
+    for file in shipped().functions:
+        for name in migrations.created_names(file):
+            owners.setdefault(name, set()).add(file.owner)
+    assert len(owners) > 50
+    assert [name for name, of in owners.items() if len(of) > 1] == []
+
+
 @pytest.mark.parametrize("other", ["saga_orchestrator", "webhookd_owner"])
 async def test_functions_that_others_owned_are_handed_over(database: Database, other: str) -> None:
     """As if they had always been their owners'; and of those of the same name no more than there are."""

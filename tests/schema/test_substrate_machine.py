@@ -495,7 +495,7 @@ MISTAKES = [
     Weakened("fn_job_claim", "order by q.priority desc, q.enqueued_at", "order by q.enqueued_at"),
     Weakened("fn_job_claim", "and q.executor = p_executor"),
     Weakened("fn_job_progress", "job.status not in ('leased','in_progress')", "false"),
-    Weakened("fn_job_progress", "case when before = 'leased' then 'started' end", "'started'"),
+    Weakened("fn_job_progress", "if before = 'leased' then", "if true then"),
     Weakened("lease_refusal", "job.lease_token is distinct from token", "false"),
     Weakened("unmoved_by_report", "command = (", "exists ("),
     Weakened("settle_failed_work", "q.attempts >= p.max_attempts", "q.attempts > p.max_attempts"),

@@ -91,8 +91,9 @@ async def write_history(superuser: "Connection") -> None:
 class Calls:
     """One session, which makes every call, and keeps what each touched."""
 
-    def __init__(self, substrate: Substrate) -> None:
+    def __init__(self, substrate: Substrate, *, analyzed: bool) -> None:
         self.substrate = substrate
+        self._analyzed = analyzed  # also what is made on the way
         self.touched: dict[str, Touched] = {}
 
     async def watch(self, name: str, function: str, **arguments: object) -> Answer:
@@ -144,6 +145,8 @@ class Calls:
             assert (await self.claim("claim, nothing", "unknown"))["reason"] == "nothing_to_claim"
             await self.report("progress", "fn_job_progress", leases[0], p_status_signal_only="half")
             await insert(substrate.superuser, RENEWALS, leases[0]["job_id"], WAITING)
+            if self._analyzed:
+                await substrate.superuser.execute("analyze webhookd.job_command_run")
             for name in ("succeed", "succeed again"):
                 await self.report(name, "fn_job_succeed", leases[0], p_result_ref="r")
             shown = await self.read("show", partial(job_reads.job, job_id=UUID(leases[0]["job_id"])))
@@ -196,20 +199,20 @@ class Laboratory:
         try:
             return {
                 "stale": await self._calls(database),
-                "fresh": await self._calls(known),
+                "fresh": await self._calls(known, analyzed=True),
                 "without": await self._calls(without),
             }
         finally:
             for each in (database, known, without):
                 await self._cluster.drop_database(each)
 
-    async def _calls(self, database: Database) -> dict[str, Touched]:
+    async def _calls(self, database: Database, *, analyzed: bool = False) -> dict[str, Touched]:
         substrate = await Substrate.open(database)
         await substrate.call(
             "fn_job_register_event", p_event_type="a.b", p_kind="spawned", p_executor="DOT", p_actor=ACTOR
         )
         await substrate.configure(KIND, retention_seconds=0, base_delay_seconds=1)
-        return await Calls(substrate).go()
+        return await Calls(substrate, analyzed=analyzed).go()
 
 
 @pytest.fixture(scope="session")

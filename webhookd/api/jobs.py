@@ -68,7 +68,7 @@ class Jobs:
                 f"/v1/jobs/{UUID_ID}",
                 "jobs",
                 self._get,
-                "One job, and all that was done with it",
+                "One job, and all its moves",
                 job_responses.JobWithRuns,
             ),
             Route(

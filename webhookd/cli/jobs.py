@@ -123,7 +123,7 @@ def list_(client: Client, *, status: str | None, kind: str | None, limit: int | 
 @json_option
 @asks_daemon
 def show(client: Client, *, one: str, as_json: bool) -> None:
-    """Show a job, and all that was done with it."""
+    """Show a job, and all its moves."""
     output.show_answer(client.get(f"/v1/jobs/{one}"), lambda told: _parts(told.fields), as_json=as_json)
 
 

@@ -44,7 +44,8 @@ class Dialler:
     async def dial(self, origin: Origin, max_response_bytes: int, deadline: float) -> Exchange:
         """A connection to an origin, or Unanswered. The caller bounds the time.
 
-        The deadline (the loop's time) is for the handshake, which has by default one of its own.
+        The deadline (the loop's time) is for the handshake, which has by default one of its own: who gives up
+        before leaves it to that, and the connection is closed when it ends.
         """
         loop = asyncio.get_running_loop()
         dialled = await self._connect(await self._addresses(origin))
@@ -59,9 +60,10 @@ class Dialler:
             )
         )
         try:
-            # Who gives up leaves it to its own deadline. Cancelled in a turn in which the endpoint answered,
-            # so after the process was stopped, uvloop closes the socket under its TLS and logs a fatal error.
-            _, exchange = await asyncio.shield(handshake)
+            # Not cancelled with us: in a turn in which the endpoint answered, as when the process was stopped,
+            # uvloop would close the socket under its TLS and log a fatal error.
+            await asyncio.wait({handshake})
+            _, exchange = handshake.result()
         except asyncio.CancelledError:
             handshake.add_done_callback(_hang_up)
             raise

@@ -36,12 +36,14 @@ _REQUEUED_AS = """(
 _JOB = f"{_SHOWN}, j.safe_payload, {_REQUEUED_AS} from {_JOBS} where j.job_id = $1"
 _MERGED = "select * from ({0}) j {1} limit {2}"
 _TIME_OF_JOB = "select j.enqueued_at from webhookd.job_queue j where j.job_id = $1"
-# The moves alone: beside a day's renewals they could not be seen. By ix_job_command_run_job.
+# The moves alone: beside a day's renewals they could not be seen. By ix_job_command_run_job; they are few,
+# and taken first: of a job that has much of the ledger, the planner may look for the last ones in all of it.
 _RUNS = """
-    select r.run_id, r.command, r.from_status, r.to_status, r.actor, r.called_by, r.attempts, r.event_id,
-        r.detail, r.run_at
-    from webhookd.job_command_run r where r.job_id = $1 and r.from_status is distinct from r.to_status
-    order by r.run_id desc limit $2"""
+    with moves as materialized (
+        select r.run_id, r.command, r.from_status, r.to_status, r.actor, r.called_by, r.attempts, r.event_id,
+            r.detail, r.run_at
+        from webhookd.job_command_run r where r.job_id = $1 and r.from_status is distinct from r.to_status)
+    select * from moves order by run_id desc limit $2"""
 
 _WORKFLOW = """
     select w.workflow_id, w.workflow_kind, w.generator, w.status, w.correlation_id, w.enqueued_by,

@@ -201,14 +201,13 @@ async def _note(connection: Connection, part: str, checksum: str) -> None:
 async def _apply_code(connection: Connection, schema: Schema) -> None:
     await connection.execute(schema.revoke)
     for file in schema.functions:
-        async with _creating(connection, file.owner):
-            await _hand_over(connection, file)
+        await _hand_over(connection, file)
     earlier = await _functions(connection)
     for file in schema.functions:
         async with _creating(connection, file.owner):
             await _execute_as(connection, file.owner, file.text)
     # What was not written anew is of an earlier release, and in no file any more.
-    for signature, _ in earlier.items() & (await _functions(connection)).items():
+    for signature, _ in sorted(earlier.items() & (await _functions(connection)).items()):
         await connection.execute(f"drop routine {signature}")
     await connection.execute(schema.grants)
 
@@ -225,16 +224,26 @@ async def _creating(connection: Connection, owner: str) -> AsyncIterator[None]:
 
 
 async def _hand_over(connection: Connection, file: FunctionFile) -> None:
-    """A function that another owned in an earlier release: none but its owner may replace it."""
+    """Functions that another owned in an earlier release: none but its owner may replace one.
+
+    By name: all of one name are of one owner.
+    """
     others = await connection.fetch(
         "select oid::regprocedure::text as signature from pg_proc "
         "where pronamespace = 'webhookd'::regnamespace and proname = any($1) "
         "and proowner <> $2::text::regrole",
-        _CREATED.findall(file.text),
+        created_names(file),
         file.owner,
     )
-    for function in others:
-        await connection.execute(f"alter routine {function['signature']} owner to {file.owner}")
+    if others:
+        async with _creating(connection, file.owner):
+            for function in others:
+                await connection.execute(f"alter routine {function['signature']} owner to {file.owner}")
+
+
+def created_names(file: FunctionFile) -> list[str]:
+    """The functions that a file makes."""
+    return _CREATED.findall(file.text)
 
 
 async def _functions(connection: Connection) -> dict[str, str]:
