@@ -63,7 +63,11 @@ WAITING_JOBS = """
            case when i % 2 = 0 then 9 else i % 3 end, 'past', 'past'
     from generate_series(1, $2::int) i
 """
-# The lease of one job was renewed for a week: each a row of the ledger.
+# Moves of many jobs, by somebody; and the lease of one was renewed for a week: each a row of the ledger.
+PAST_MOVES = """
+    insert into webhookd.job_command_run (job_id, command, from_status, to_status, actor, attempts)
+    select gen_random_uuid(), 'fn_job_claim', 'queued', 'leased', $1, 0 from generate_series(1, $2::int)
+"""
 RENEWALS = """
     insert into webhookd.job_command_run (job_id, command, from_status, to_status, actor, attempts)
     select $1, 'fn_job_progress', 'in_progress', 'in_progress', 'past', 0 from generate_series(1, $2::int)
@@ -84,6 +88,7 @@ async def write_history(superuser: "Connection") -> None:
     for table in await table_names(superuser):
         await superuser.execute(f"alter table webhookd.{table} set (autovacuum_enabled = false)")
     await insert(superuser, FINISHED_JOBS, KIND, FINISHED)
+    await insert(superuser, PAST_MOVES, ACTOR, 2 * WAITING)
     await insert(superuser, RENEWALS, str(uuid4()), WAITING)
     await vacuum(superuser)
 

@@ -60,8 +60,8 @@ class Dialler:
             )
         )
         try:
-            # Not cancelled with us: in a turn in which the endpoint answered, as when the process was stopped,
-            # uvloop would close the socket under its TLS and log a fatal error.
+            # Not cancelled with us: in a turn in which the endpoint answered, as when the process was
+            # stopped, uvloop would close the socket under its TLS and log a fatal error.
             await asyncio.wait({handshake})
             _, exchange = handshake.result()
         except asyncio.CancelledError:
