@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 
 from tests.faults.instance import Instance
-from tests.faults.watch import Look, Seen
+from tests.faults.watch import NO_DATABASE, OK, Look, Seen
 from tests.support.daemon import DaemonProcess
 
 
-def seen(*statuses: int | str, away_since: float | None = 1.0) -> Seen:
+def seen(*statuses: int | str, because: str = NO_DATABASE, away_since: float | None = 1.0) -> Seen:
     """A look a second, from 0 on; the database is away from the second one."""
-    looks = [Look(place, place + 0.1, status) for place, status in enumerate(statuses)]
+    looks = [
+        Look(place, place + 0.1, status, () if status == OK else (because,))
+        for place, status in enumerate(statuses)
+    ]
     return Seen(looks, away_since=away_since)
 
 
@@ -31,6 +34,14 @@ def test_ready_after_unready_without_a_database_is_no_truth(statuses: list[int |
     watched.judge()
     assert len(watched.untruths) == untruths
     assert watched.away_since is None
+
+
+def test_a_service_that_begins_anew_says_nothing_of_the_database() -> None:
+    """It has not noticed yet, and is not said to have."""
+    watched = seen(200, 503, 200, because="routing is failing")
+    assert not watched.said_unready()
+    watched.judge()
+    assert (watched.untruths, watched.unready) == ([], 1)
 
 
 def test_with_a_database_it_may_say_what_it_likes() -> None:

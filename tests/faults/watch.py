@@ -17,6 +17,7 @@ INTERVAL_SECONDS = 0.25
 # For an answer that needs no database, on a machine with too much to do: longer is no answer.
 ANSWER_TIMEOUT_SECONDS = 5.0
 OK, UNAVAILABLE = 200, 503
+NO_DATABASE = "the database does not answer"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class Look:
     asked_at: float
     answered_at: float
     status: int | str
+    because: tuple[str, ...] = ()  # it is not ready
+
+    @property
+    def says_away(self) -> bool:
+        """That its database is. For less it may be unready, too: a service that begins anew."""
+        return self.status == UNAVAILABLE and NO_DATABASE in self.because
 
 
 @dataclass
@@ -47,9 +54,7 @@ class Seen:
         since = self.away_since
         if since is None:
             return None
-        return next(
-            (look for look in self.looks if look.asked_at >= since and look.status == UNAVAILABLE), None
-        )
+        return next((look for look in self.looks if look.asked_at >= since and look.says_away), None)
 
     def said_unready(self) -> bool:
         """Whether there is such a look by now."""
@@ -120,21 +125,24 @@ class Watch:
         while True:
             if instance.answers:
                 changes = instance.changes
-                healthz = await _status(session, instance, "/healthz")
+                healthz, _ = await _ask(session, instance, "/healthz")
                 asked_at = time.monotonic()
-                readyz = await _status(session, instance, "/readyz")
+                readyz, because = await _ask(session, instance, "/readyz")
                 # Not held against it that it was ended between the question and its answer.
                 if instance.changes == changes:
                     if healthz != OK:
                         seen.silences.append(f"{healthz} after {time.monotonic() - began:.1f} s")
-                    seen.looks.append(Look(asked_at, time.monotonic(), readyz))
+                    seen.looks.append(Look(asked_at, time.monotonic(), readyz, because))
                     seen.most_resident_bytes = max(seen.most_resident_bytes, instance.daemon.resident_bytes())
             await asyncio.sleep(INTERVAL_SECONDS)
 
 
-async def _status(session: aiohttp.ClientSession, instance: Instance, path: str) -> int | str:
+async def _ask(
+    session: aiohttp.ClientSession, instance: Instance, path: str
+) -> tuple[int | str, tuple[str, ...]]:
+    """The status, and why it is not well; a name instead of a status is no answer."""
     try:
         async with session.get(f"http://127.0.0.1:{instance.daemon.port}{path}") as answer:
-            return answer.status
+            return answer.status, tuple((await answer.json()).get("because", ()))
     except (aiohttp.ClientError, TimeoutError) as error:
-        return type(error).__name__
+        return type(error).__name__, ()
