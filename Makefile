@@ -32,7 +32,8 @@ GRAPHILE := tests/bench/graphile
 $(BENCH_STAMP): tests/bench/requirements.lock $(GRAPHILE)/package-lock.json
 	rm -rf $(BENCH_ENVIRONMENT)
 	python3 -m venv $(BENCH_ENVIRONMENT)
-	$(BENCH_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	$(BENCH_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
+	$(BENCH_ENVIRONMENT)/bin/python -m pip check
 	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench.install_graphile
 	touch $@
 

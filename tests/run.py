@@ -163,7 +163,9 @@ def make_anew() -> None:
     if ENVIRONMENT.exists():
         shutil.rmtree(ENVIRONMENT)
     subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True, env=surroundings())
-    pip("--require-hashes", "-r", str(LOCK))
+    # Without dependencies: an older pip looks for some past the lock, which is whole, as is checked.
+    pip("--no-deps", "--require-hashes", "-r", str(LOCK))
+    subprocess.run([PYTHON, "-m", "pip", "check"], check=True, stdout=subprocess.DEVNULL, env=surroundings())
 
 
 def install_project() -> None:
