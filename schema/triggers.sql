@@ -211,8 +211,9 @@ create or replace trigger work_transition before update on webhookd.job_queue
                     is not distinct from
                 (old.attempts + 1, old.process_after, old.lease_recoveries, old.started_at, old.result_ref, old.status_signal)
                 and (new.lease_token is null or new.lease_token = old.lease_token)
-            -- recovered: the late holder's token is worth nothing any more
+            -- recovered when its lease has ended: the late holder's token is worth nothing any more
             when old.status in ('leased','in_progress') and new.status = 'queued' then
+                old.leased_until < now() and
                 (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.process_after,
                  new.lease_recoveries, new.started_at, new.result_ref, new.lease_token)
                     is not distinct from
@@ -233,7 +234,7 @@ create or replace trigger work_transition before update on webhookd.job_queue
                     is not distinct from
                 (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.lease_token,
                  old.lease_recoveries, old.started_at, old.result_ref)
-                and (new.status = 'retry_waiting' or new.process_after = old.process_after)
+                and (new.status = 'retry_waiting' or (new.process_after = old.process_after and old.process_after <= now()))
             when old.status in ('queued','retry_waiting','dead_letter') and new.status = 'cancelled' then
                 (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.process_after, new.lease_token,
                  new.lease_recoveries, new.started_at, new.result_ref)

@@ -67,8 +67,8 @@ begin
 
     -- A statement of its own: its snapshot sees the row that the insert waited for.
     select q.* into job from job_queue q where q.job_kind = p_kind and q.idempotency_key = p_idempotency_key;
-    if (job.executor, job.source_ref, job.target_ref, job.payload_ref)
-            is distinct from (p_executor, p_source_ref, p_target_ref, p_payload_ref)
+    if (job.executor, job.source_ref, job.target_ref, job.payload_ref, job.workflow_id, job.parent_job_id)
+            is distinct from (p_executor, p_source_ref, p_target_ref, p_payload_ref, p_workflow_id, p_parent_job_id)
         or job.status <> 'cleaned' and job.safe_payload <> p_safe_payload
     then
         return refused('idempotency_conflict', jsonb_build_object('job_id', job.job_id, 'status', job.status));
@@ -172,6 +172,8 @@ begin
     on conflict (workflow_id) do nothing
     returning w.* into workflow;
     if found then
+        perform record_decision('fn_job_workflow_open', p_actor, jsonb_build_object(
+            'workflow_id', workflow.workflow_id, 'workflow_kind', p_workflow_kind, 'generator', p_generator));
         return jsonb_build_object('refused', false, 'workflow_id', workflow.workflow_id, 'status', workflow.status,
                                   'duplicate', false);
     end if;

@@ -5,8 +5,10 @@
 -- The first job of a kind for an executor: by priority, then by age. One lease a call; nobody waits for another's.
 --
 -- Two indexes of what is queued: ix_job_queue_claim_order for what can be claimed, in the order of claiming, and
--- ix_job_queue_scheduled for what was enqueued for a later time, of which those that came due go over first, a hundred a call.
--- So neither the finished jobs nor those of next week are walked through. What is past its deadline is left to the reaper.
+-- ix_job_queue_scheduled for what was enqueued for a later time. Of those that came due one goes over with each claim, so that a
+-- claim takes no longer however many fall due at once, and whoever claims finds work if there is any; the reaper hands over the
+-- others, many at a time, and from then on their priority counts. So neither the finished jobs nor those of next week are walked
+-- through. What is past its deadline is left to the reaper.
 -- Who claims for another, as the API does for whoever has a token, says who that is (`p_actor`); else it is the holder's word.
 create or replace function webhookd.fn_job_claim(
     p_kind text, p_executor text, p_lease_name text, p_lease_holder text, p_lease_ttl_seconds double precision,
@@ -16,7 +18,6 @@ language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
-    due_ids uuid[];
     job job_queue;
 begin
     perform require_label('kind', p_kind, 100);
@@ -30,14 +31,12 @@ begin
         return refused('job_substrate_disabled');
     end if;
 
-    due_ids := array(
-        select q.job_id from job_queue q
-        where q.status = 'queued' and q.scheduled and q.job_kind = p_kind and q.executor = p_executor
-            and q.process_after <= now()
-        order by q.process_after, q.job_id limit 100 for no key update skip locked);
-    if due_ids <> '{}' then
-        update job_queue q set scheduled = false where q.job_id = any(due_ids);
-    end if;
+    update job_queue q set scheduled = false
+    where q.job_id = any(array(
+        select d.job_id from job_queue d
+        where d.scheduled and d.job_kind = p_kind and d.executor = p_executor
+            and d.process_after <= now() and (d.deadline_at is null or d.deadline_at > now())
+        order by d.process_after, d.job_id limit 1 for no key update skip locked));
 
     with first as materialized (
         select q.job_id from job_queue q

@@ -80,8 +80,10 @@ grant execute on function webhookd.fn_job_configure(jsonb, text, text) to workfl
 
 
 -- DP2 §8, and what else an operator asks first. Each count walks the partial index of what it counts, and stops at the bound;
--- since when the oldest could have been claimed is one step of ix_job_queue_claimable a kind, for as many kinds.
-create or replace function webhookd.fn_job_queue_health(p_counted_up_to integer default 100000) returns jsonb
+-- since when the oldest could have been claimed is one step of ix_job_queue_claimable a kind, for as many kinds. One bound for
+-- all who ask, which the answer names: with two counts at the bound a call took 13 to 36 ms for 100,000 and 1.5 to 4.3 for 10,000
+-- (medians, PostgreSQL 15 and 18, before and after a vacuum), and each instance asks every five seconds.
+create or replace function webhookd.fn_job_queue_health(p_counted_up_to integer default 10000) returns jsonb
 language plpgsql stable security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
@@ -116,13 +118,14 @@ begin
             select from job_queue q where q.status in ('leased','in_progress') and q.leased_until > now()
             order by q.leased_until, q.job_id limit p_counted_up_to) c),
         'scheduled', (select count(*) from (
-            select from job_queue q where q.status = 'queued' and q.scheduled
+            select from job_queue q where q.scheduled  -- and so queued, by a CHECK
             order by q.job_kind, q.executor, q.process_after, q.job_id limit p_counted_up_to) c),
         'retry_waiting', (select count(*) from (
             select from job_queue q where q.status = 'retry_waiting'
             order by q.process_after, q.job_id limit p_counted_up_to) c),
         'events_waiting', (select count(*) from (
-            select from job_event_queue e order by e.event_id limit p_counted_up_to) c));
+            select from job_event_queue e order by e.event_id limit p_counted_up_to) c),
+        'counted_up_to', p_counted_up_to);
 end
 $$;
 grant execute on function webhookd.fn_job_queue_health(integer) to workflow_admin, webhookd_reader;

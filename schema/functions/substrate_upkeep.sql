@@ -4,7 +4,8 @@
 
 -- Works while the substrate is off, too: what is running must end. An expired lease goes back to the queue without its token, so
 -- that its late holder is refused; the expiry after a kind's `max_lease_recoveries` is a failed attempt (LEASE_EXPIRED), for the
--- work may be what kills its executors. A deadline cancels what waits; what is held may still succeed.
+-- work may be what kills its executors. A deadline cancels what waits; what is held may still succeed. Scheduled jobs that came
+-- due go over to the order of claiming (see fn_job_claim), which is no move: they were queued before.
 create or replace function webhookd.fn_job_lease_reaper(p_batch_size integer default 1000)
 returns jsonb
 language plpgsql security definer
@@ -23,44 +24,57 @@ declare
     late_statuses text[];
     late_workflow_ids uuid[];
     due_ids uuid[];
+    ending_workflow_ids uuid[];
     free_workflow_ids uuid[];
+    busy_workflow_ids uuid[] := '{}';
+    scheduled_ids uuid[];
     retried integer := 0;
     dead integer := 0;
 begin
     perform require(p_batch_size > 0, 'batch_size must be at least 1');
 
-    with expired as materialized (
-        select q.job_id, q.status, q.job_kind, q.lease_recoveries, q.workflow_id, q.leased_until, q.status_signal
-        from job_queue q
-        where q.status in ('leased','in_progress') and q.leased_until < now()
-        order by q.leased_until, q.job_id limit p_batch_size for no key update skip locked
-    ), judged as (
-        select e.*, e.lease_recoveries >= p.max_lease_recoveries as given_up
-        from expired e cross join lateral job_policy(e.job_kind) p
-    )
-    select coalesce(array_agg(j.job_id) filter (where not j.given_up), '{}'),
-           coalesce(array_agg(j.status) filter (where not j.given_up), '{}'),
-           array_agg(jsonb_strip_nulls(jsonb_build_object('error_code', 'LEASE_EXPIRED', 'signal', j.status_signal)))
-               filter (where not j.given_up),
-           coalesce(array_agg(j.job_id) filter (where j.given_up), '{}'),
-           array_agg(j.status) filter (where j.given_up), array_agg(j.workflow_id) filter (where j.given_up)
-    into lost_ids, lost_statuses, lost_details, given_up_ids, given_up_statuses, given_up_workflow_ids
-    from judged j;
-
-    with late as materialized (
-        select q.job_id, q.status, q.workflow_id from job_queue q
-        where q.status in ('queued','retry_waiting') and q.deadline_at is not null and q.deadline_at <= now()
-        order by q.deadline_at, q.job_id limit p_batch_size for no key update skip locked
-    )
-    select coalesce(array_agg(l.job_id), '{}'), array_agg(l.status), array_agg(l.workflow_id)
-    into late_ids, late_statuses, late_workflow_ids
-    from late l;
-
     -- What ends asks for its workflow's status (derive_workflow_status). One whose row another transaction has is not waited
-    -- for: that may stay open for hours, and may in turn wait for a job that is locked here. Its jobs are left for another time.
-    free_workflow_ids := array(
-        select w.workflow_id from job_workflow w where w.workflow_id = any(given_up_workflow_ids || late_workflow_ids)
-        for no key update skip locked);
+    -- for: that may stay open for hours, and may in turn wait for a job that is locked here. Its jobs are left for another time,
+    -- and looked past: else as many of them as a batch has would stand before everybody else's.
+    for round_number in 1..5 loop
+        with expired as materialized (
+            select q.job_id, q.status, q.job_kind, q.lease_recoveries, q.workflow_id, q.leased_until, q.status_signal
+            from job_queue q
+            where q.status in ('leased','in_progress') and q.leased_until < now()
+                and (q.workflow_id is null or q.workflow_id <> all(busy_workflow_ids)
+                     or q.lease_recoveries < (job_policy(q.job_kind)).max_lease_recoveries)
+            order by q.leased_until, q.job_id limit p_batch_size for no key update skip locked
+        ), judged as (
+            select e.*, e.lease_recoveries >= p.max_lease_recoveries as given_up
+            from expired e cross join lateral job_policy(e.job_kind) p
+        )
+        select coalesce(array_agg(j.job_id) filter (where not j.given_up), '{}'),
+               coalesce(array_agg(j.status) filter (where not j.given_up), '{}'),
+               array_agg(jsonb_strip_nulls(jsonb_build_object('error_code', 'LEASE_EXPIRED', 'signal', j.status_signal)))
+                   filter (where not j.given_up),
+               coalesce(array_agg(j.job_id) filter (where j.given_up), '{}'),
+               array_agg(j.status) filter (where j.given_up), array_agg(j.workflow_id) filter (where j.given_up)
+        into lost_ids, lost_statuses, lost_details, given_up_ids, given_up_statuses, given_up_workflow_ids
+        from judged j;
+
+        with late as materialized (
+            select q.job_id, q.status, q.workflow_id from job_queue q
+            where q.status in ('queued','retry_waiting') and q.deadline_at is not null and q.deadline_at <= now()
+                and (q.workflow_id is null or q.workflow_id <> all(busy_workflow_ids))
+            order by q.deadline_at, q.job_id limit p_batch_size for no key update skip locked
+        )
+        select coalesce(array_agg(l.job_id), '{}'), array_agg(l.status), array_agg(l.workflow_id)
+        into late_ids, late_statuses, late_workflow_ids
+        from late l;
+
+        ending_workflow_ids := array_remove(coalesce(given_up_workflow_ids || late_workflow_ids, '{}'), null);
+        free_workflow_ids := array(
+            select w.workflow_id from job_workflow w where w.workflow_id = any(ending_workflow_ids)
+            for no key update skip locked);
+        exit when ending_workflow_ids <@ free_workflow_ids;
+        busy_workflow_ids := busy_workflow_ids || array(
+            select e.id from unnest(ending_workflow_ids) as e (id) except select f.id from unnest(free_workflow_ids) as f (id));
+    end loop;
     select coalesce(array_agg(g.job_id), '{}'), array_agg(g.status) into given_up_ids, given_up_statuses
     from unnest(given_up_ids, given_up_statuses, given_up_workflow_ids) as g (job_id, status, workflow_id)
     where g.workflow_id is null or g.workflow_id = any(free_workflow_ids);
@@ -105,10 +119,18 @@ begin
                                    'queued', 'retry_due');
     end if;
 
+    scheduled_ids := array(
+        select q.job_id from job_queue q where q.scheduled::integer = 1 and q.process_after <= now()
+        order by q.process_after, q.job_id limit p_batch_size for no key update skip locked);
+    if scheduled_ids <> '{}' then
+        update job_queue q set scheduled = false where q.job_id = any(scheduled_ids);
+    end if;
+
     return jsonb_build_object(
         'refused', false, 'recovered', cardinality(lost_ids), 'retry_waiting', retried, 'dead_lettered', dead,
-        'promoted', cardinality(due_ids), 'cancelled', cardinality(late_ids),
-        'more', p_batch_size in (cardinality(lost_ids) + cardinality(given_up_ids), cardinality(late_ids), cardinality(due_ids)));
+        'promoted', cardinality(due_ids), 'cancelled', cardinality(late_ids), 'came_due', cardinality(scheduled_ids),
+        'more', p_batch_size in (cardinality(lost_ids) + cardinality(given_up_ids), cardinality(late_ids), cardinality(due_ids),
+                                 cardinality(scheduled_ids)));
 end
 $$;
 grant execute on function webhookd.fn_job_lease_reaper(integer) to workflow_admin;

@@ -11,7 +11,9 @@ import asyncpg
 import pytest
 
 from tests.support.catalog import refusal
+from tests.support.history import watch
 from tests.support.substrate import ACTOR, KIND, TTL_SECONDS, Answer, Status, Substrate
+from webhookd.store import job_reads
 
 if TYPE_CHECKING:
     from tests.support.database import Database
@@ -20,6 +22,14 @@ Report: TypeAlias = Callable[[Answer], Awaitable[Answer]]
 
 DISABLED = {"refused": True, "reason": "job_substrate_disabled"}
 NOTHING = {"refused": True, "reason": "nothing_to_claim"}
+MANY = 20_000
+PAST_WORKFLOWS = """
+    insert into webhookd.job_command_run (command, actor)
+    select 'fn_job_workflow_open', 'past' from generate_series(1, $1::int)"""
+PAST_MOVES = """
+    insert into webhookd.job_command_run (job_id, command, from_status, to_status, actor, attempts)
+    select gen_random_uuid(), 'fn_job_claim', 'queued', 'leased', 'past', 0
+    from generate_series(1, $1::int)"""
 
 
 @pytest.fixture
@@ -161,6 +171,38 @@ async def test_the_claim_takes_the_most_urgent_then_the_oldest(substrate: Substr
     assert (await substrate.reap())["cancelled"] == 1
     row = await substrate.row(late)
     assert (row["status"], row["cancel_reason"]) == ("cancelled", "deadline_passed")
+
+
+async def test_scheduled_jobs_that_fall_due_come_by_their_priority(substrate: Substrate) -> None:
+    """A claim finds one of them at least; once the reaper came by, the most urgent of all is first."""
+    for priority in range(5):
+        await substrate.enqueue(p_priority=priority)
+    await substrate.superuser.execute("update webhookd.job_queue set scheduled = true")
+    assert (await substrate.claim())["priority"] == 0
+    assert (await substrate.reap())["came_due"] == 4
+    assert [(await substrate.claim())["priority"] for _ in range(4)] == [4, 3, 2, 1]
+    assert await substrate.try_claim() == NOTHING
+
+
+async def test_a_claim_in_vain_changes_nothing(substrate: Substrate) -> None:
+    """A scheduled job that fell due and is past its deadline stays as it is: it is the reaper's."""
+    job_id = await substrate.enqueue()
+    await substrate.superuser.execute("update webhookd.job_queue set scheduled = true")
+    await substrate.let_deadline_pass(job_id)
+    before = await substrate.row(job_id)
+    assert await substrate.try_claim() == NOTHING
+    assert await substrate.row(job_id) == before
+    assert (await substrate.reap())["cancelled"] == 1
+
+
+async def test_a_key_is_of_one_workflow_and_parent(substrate: Substrate) -> None:
+    """The same key for another workflow is no duplicate: that would wait for a job it does not have."""
+    one, other = await substrate.open_workflow(), await substrate.open_workflow()
+    job_id = await substrate.enqueue("step", p_workflow_id=one)
+    assert (await substrate.try_enqueue("step", p_workflow_id=one))["duplicate"] is True
+    for relatives in ({"p_workflow_id": other}, {}, {"p_workflow_id": one, "p_parent_job_id": job_id}):
+        answer = await substrate.try_enqueue("step", **relatives)
+        assert (answer["reason"], answer["job_id"]) == ("idempotency_conflict", job_id)
 
 
 async def test_jobs_of_one_transaction_come_out_as_they_went_in(substrate: Substrate) -> None:
@@ -436,6 +478,19 @@ async def test_failures_are_retried_by_the_sagas_formula_and_then_buried(substra
     assert (await substrate.fail(await substrate.claim(), permanent=True))["status"] == "dead_letter"
 
 
+async def test_a_lowered_limit_leaves_one_more_attempt(substrate: Substrate) -> None:
+    """A job that waits with more attempts than its kind now has is tried once more, and then buried."""
+    job_id = await substrate.enqueue()
+    for _ in range(3):
+        await substrate.fail(await substrate.claim())
+        await substrate.let_retries_fall_due()
+        await substrate.reap()
+    await substrate.configure(KIND, max_attempts=1)
+    lease = await substrate.claim()
+    assert said(lease, "job_id", "attempt", "max_attempts") == (job_id, 4, 1)
+    assert said(await substrate.fail(lease), "status", "attempts") == ("dead_letter", 4)
+
+
 async def test_a_job_that_kills_its_executors_is_given_up(substrate: Substrate) -> None:
     """Recoveries count against a bound, for each attempt anew; then it is a failed attempt (D9)."""
     await substrate.configure(KIND, max_lease_recoveries=1, max_attempts=2)
@@ -601,7 +656,7 @@ async def test_a_workflow_follows_its_jobs(substrate: Substrate) -> None:
 
 
 async def test_a_workflow_is_opened_once(substrate: Substrate) -> None:
-    """By an id of the generator's own: again is a duplicate, another kind a conflict."""
+    """By an id of the generator's own: again is a duplicate, another kind a conflict. The ledger says who."""
     asked: dict[str, object] = {
         "p_workflow_kind": "pipeline",
         "p_generator": "MOT:x",
@@ -612,6 +667,14 @@ async def test_a_workflow_is_opened_once(substrate: Substrate) -> None:
     assert (await substrate.call("fn_job_workflow_open", **asked))["duplicate"] is True
     conflict = await substrate.call("fn_job_workflow_open", **(asked | {"p_generator": "MOT:y"}))
     assert said(conflict, "refused", "reason") == (True, "workflow_conflict")
+    rows = await substrate.daemon.fetch(
+        "select actor, called_by, job_id, to_status, detail from webhookd.job_command_run "
+        "where command = 'fn_job_workflow_open'"
+    )
+    login = await substrate.daemon.fetchval("select session_user::text")
+    opened = {"workflow_id": str(asked["p_workflow_id"]), "workflow_kind": "pipeline", "generator": "MOT:x"}
+    assert [tuple(row)[:4] for row in rows] == [(ACTOR, login, None, None)]
+    assert json.loads(rows[0]["detail"]) == opened
 
 
 # Events
@@ -701,6 +764,30 @@ async def test_the_ledger_says_who_called_beside_what_they_said(substrate: Subst
         assert await substrate.daemon.fetchval(f"{event} order by id desc limit 1") == expected
 
 
+async def test_the_ledger_has_nothing_of_what_changed_nothing(substrate: Substrate) -> None:
+    """Refusals, duplicates, and passes that moved nothing: who polls would flood it."""
+    await substrate.enqueue("once", p_target_ref="a")
+    lease = await substrate.claim()
+    await substrate.succeed(lease, "r")
+    dead = await substrate.job_in(Status.DEAD_LETTER)
+    count = "select count(*) from webhookd.job_command_run"
+    before = await substrate.daemon.fetchval(count)
+    assert (await substrate.try_enqueue("once", p_target_ref="a"))["duplicate"] is True
+    assert (await substrate.try_enqueue("once", p_target_ref="b"))["reason"] == "idempotency_conflict"
+    assert await substrate.try_claim() == NOTHING
+    assert (await substrate.progress(lease))["refused"] is True
+    assert (await substrate.succeed(lease, "r"))["duplicate"] is True
+    assert (await substrate.fail(lease))["reason"] == "already_reported"
+    assert (await substrate.cancel(lease["job_id"]))["reason"] == "finished"
+    assert (await substrate.requeue(lease["job_id"]))["reason"] == "not_dead_letter"
+    assert (await substrate.reap())["recovered"] == 0
+    assert (await substrate.sweep())["cleaned"] == 0
+    assert (await substrate.call("fn_job_spawn_from_events"))["jobs"] == 0
+    assert await substrate.daemon.fetchval(count) == before
+    await substrate.cancel(dead)
+    assert await substrate.daemon.fetchval(count) == before + 1
+
+
 async def test_the_ledger_says_who_decided(database: "Database") -> None:
     """The switch, the numbers and the registry: each change has its row; a call that changes nothing none."""
     substrate = await Substrate.open(database, enabled=False)
@@ -729,6 +816,22 @@ async def test_the_ledger_says_who_decided(database: "Database") -> None:
     assert await substrate.daemon.fetchval("select registered_by from webhookd.job_event_registry") == "Flo"
 
 
+@pytest.mark.parametrize("analyzed", [False, True], ids=["stale", "fresh"])
+async def test_who_asks_for_decisions_passes_no_workflows(substrate: Substrate, *, analyzed: bool) -> None:
+    """Beside 20,000 that were opened since, and as many moves: a descent of the index, and their rows."""
+    await substrate.superuser.execute("analyze webhookd.job_command_run")
+    async with substrate.superuser.transaction():
+        await substrate.superuser.execute("set local session_replication_role = replica")
+        await substrate.superuser.execute(PAST_WORKFLOWS, MANY)
+        await substrate.superuser.execute(PAST_MOVES, MANY)
+    if analyzed:
+        await substrate.superuser.execute("analyze webhookd.job_command_run")
+    for _ in range(2):  # the catalog is read in the first
+        shown, touched = await watch(substrate.daemon, job_reads.configuration, "repeatable_read")
+    assert [one["command"] for one in shown["decisions"]] == ["fn_job_enable"]
+    assert touched.blocks["job_command_run"] <= 5
+
+
 # Numbers
 
 
@@ -745,6 +848,7 @@ async def test_health_and_views_count_the_same(substrate: Substrate) -> None:
         "scheduled": 0,
         "retry_waiting": 0,
         "events_waiting": 0,
+        "counted_up_to": 10_000,
     }
     for status in Status:
         if status is not Status.FAILED:
@@ -766,6 +870,7 @@ async def test_health_and_views_count_the_same(substrate: Substrate) -> None:
         "scheduled": 1,
         "retry_waiting": 1,
         "events_waiting": 0,
+        "counted_up_to": 10_000,
     }
     for view, column, expected in [
         ("v_job_queue_backlog", "sum(backlog)", 3),
@@ -773,7 +878,8 @@ async def test_health_and_views_count_the_same(substrate: Substrate) -> None:
         ("v_job_queue_dead_letter_open", "count(*)", 1),
     ]:
         assert await substrate.daemon.fetchval(f"select {column} from webhookd.{view}") == expected
-    assert (await substrate.call("fn_job_queue_health", p_counted_up_to=2))["backlog"] == 2
+    less = await substrate.call("fn_job_queue_health", p_counted_up_to=2)
+    assert said(less, "backlog", "counted_up_to") == (2, 2)
 
 
 async def test_the_policy_is_the_settings_or_the_kinds(substrate: Substrate) -> None:

@@ -135,7 +135,7 @@ class Work(RuleBasedStateMachine):
             assert (answer["duplicate"], answer["status"]) == (False, "queued")
             job = Job(answer["job_id"], executor, priority, workflow, [self.login])
             self.world.jobs[job.id] = self.world.keys[key] = job
-        elif known.executor != executor:
+        elif (known.executor, known.workflow) != (executor, workflow):
             assert (answer["reason"], answer["job_id"]) == ("idempotency_conflict", known.id)
         else:
             assert (answer["duplicate"], answer["job_id"]) == (True, known.id)
@@ -373,7 +373,9 @@ class Work(RuleBasedStateMachine):
     def reap(self) -> None:
         """Leases, deadlines, retries: each by what was there when it began."""
         before = [(job, job.status) for job in self.world.jobs.values()]
-        counted = dict.fromkeys(("recovered", "retry_waiting", "dead_lettered", "promoted", "cancelled"), 0)
+        counted = dict.fromkeys(
+            ("recovered", "retry_waiting", "dead_lettered", "promoted", "came_due", "cancelled"), 0
+        )
         for job, status in before:
             if status in HELD and job.expired:
                 job.token, job.expired = None, False

@@ -30,10 +30,11 @@ WAITING = max(20_000, FINISHED // 10)
 # what is queued, held, over or listed. Measured: 41 to 53 blocks of job_queue, in a btree of three levels.
 BLOCKS_A_MOVE = 75
 # How many moves a call makes; to look for nothing is none, to count a hundred of each is no move but as much.
-MOVES = {"fail": 2, "bury": 2, "reap": 3, "requeue": 2, "sweep": 5, "health": 4}
+MOVES = {"fail": 2, "bury": 2, "reap": 3, "requeue": 2, "sweep": 5, "health": 4, "claim, many due": 2}
 OURS = (
     "ix_job_queue_claim_order",
     "ix_job_queue_scheduled",
+    "ix_job_queue_scheduled_due",
     "ix_job_queue_lease_end",
     "ix_job_queue_retry_due",
     "ix_job_queue_deadline",
@@ -63,6 +64,7 @@ WAITING_JOBS = """
            case when i % 2 = 0 then 9 else i % 3 end, 'past', 'past'
     from generate_series(1, $2::int) i
 """
+FALL_DUE = "update webhookd.job_queue set process_after = now() where job_kind = $1 and scheduled and $2 = 0"
 # Moves of many jobs, by somebody; and the lease of one was renewed for a week: each a row of the ledger.
 PAST_MOVES = """
     insert into webhookd.job_command_run (job_id, command, from_status, to_status, actor, attempts)
@@ -172,6 +174,10 @@ class Calls:
             await substrate.daemon.execute("select webhookd.publish('a.b', '{}')")
             assert (await self.watch("spawn", "fn_job_spawn_from_events"))["jobs"] == 1
             await self.watch("health", "fn_job_queue_health", p_counted_up_to=100)
+        # Last, for they stay: as many fall due at once as were for next week.
+        await insert(substrate.superuser, FALL_DUE, KIND, 0)
+        for _ in range(2):
+            await self.claim("claim, many due")
         return self.touched
 
 

@@ -46,16 +46,15 @@ async def two_claimers(race: Race) -> None:
 
 
 async def two_claimers_of_what_came_due(race: Race) -> None:
-    """A scheduled job that one finds due is not waited for."""
-    for _ in range(2):
-        job_id = await race.first.enqueue()
-        await race.first.superuser.execute(
-            "update webhookd.job_queue set scheduled = true where job_id = $1", job_id
-        )
+    """Of scheduled jobs that fell due each has its own, and the last one's loser finds nothing."""
+    ids = [await race.first.enqueue() for _ in range(2)]
+    await race.first.superuser.execute("update webhookd.job_queue set scheduled = true")
     async with race.first.daemon.transaction():
-        await race.first.claim()
-        assert (await race.skips(race.second.try_claim()))["reason"] == "nothing_to_claim"
-    assert (await race.second.claim())["refused"] is False
+        mine = await race.first.claim()
+        theirs = await race.skips(race.second.claim())
+        nothing = await race.skips(race.second.try_claim())
+    assert {mine["job_id"], theirs["job_id"]} == set(ids)
+    assert nothing["reason"] == "nothing_to_claim"
 
 
 async def two_enqueuers_of_one_key(race: Race) -> None:
@@ -161,6 +160,22 @@ async def a_step_is_added_while_reaping(race: Race) -> None:
     assert (await race.second.reap())["cancelled"] == 1
 
 
+async def a_held_workflow_has_more_late_jobs_than_a_batch(race: Race) -> None:
+    """They are looked past: what comes after them is cancelled, and given up, in the same pass."""
+    workflow_id = await race.first.open_workflow()
+    await race.first.configure("report.build", max_lease_recoveries=0, max_attempts=1)
+    for relatives in ({"p_workflow_id": workflow_id}, {}):
+        await race.first.enqueue(**relatives)
+        await race.first.expire((await race.first.claim())["job_id"])
+        late = await race.first.enqueue(**relatives)
+        await race.first.let_deadline_pass(late)
+    async with race.first.daemon.transaction():
+        await race.first.enqueue("next", p_workflow_id=workflow_id)
+        reaped = await race.skips(race.second.reap(1))
+        assert (reaped["cancelled"], reaped["dead_lettered"]) == (1, 1)
+        assert await race.second.status(late) is Status.CANCELLED
+
+
 async def a_step_is_added_and_reported_while_reaping(race: Race) -> None:
     """Who adds the next step and then reports, in one transaction, meets no deadlock with the reaper."""
     workflow_id = await race.first.open_workflow()
@@ -240,16 +255,21 @@ SKIP_LOCKED = "skip locked"
 LOCKING = Weakened("lock_work", "for no key update")
 LEAVING = Weakened(
     "fn_job_lease_reaper",
-    "late_workflow_ids)\n        for no key update skip locked",
-    "late_workflow_ids)\n        for no key update",
+    "ending_workflow_ids)\n            for no key update skip locked",
+    "ending_workflow_ids)\n            for no key update",
 )
+LOOKING_PAST = Weakened("fn_job_lease_reaper", "in 1..5 loop", "in 1..1 loop")
 ASKING = "update job_workflow w set revision = w.revision + 1 where w.workflow_id = new.workflow_id;"
 
 # Each race, and the guards without which it must be lost.
 RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     two_claimers: [Weakened("fn_job_claim", SKIP_LOCKED)],
     two_claimers_of_what_came_due: [
-        Weakened("fn_job_claim", "limit 100 for no key update skip locked", "limit 100 for no key update")
+        Weakened(
+            "fn_job_claim",
+            "d.job_id limit 1 for no key update skip locked",
+            "d.job_id limit 1 for no key update",
+        )
     ],
     two_enqueuers_of_one_key: [
         Weakened("fn_job_enqueue", "on conflict (job_kind, idempotency_key) do nothing"),
@@ -264,6 +284,7 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     a_report_while_recovering: [Weakened("fn_job_lease_reaper", SKIP_LOCKED)],
     two_reapers: [Weakened("fn_job_lease_reaper", SKIP_LOCKED)],
     a_step_is_added_while_reaping: [LEAVING],
+    a_held_workflow_has_more_late_jobs_than_a_batch: [LEAVING, LOOKING_PAST],
     a_step_is_added_and_reported_while_reaping: [LEAVING],
     a_requeue_and_a_cancel: [LOCKING],
     two_requeues: [LOCKING],

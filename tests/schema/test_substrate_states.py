@@ -179,8 +179,11 @@ async def substrate(database: "Database") -> Substrate:
 
 @pytest.fixture
 async def jobs(substrate: Substrate) -> Jobs:
-    """Give one in each state but `failed`."""
+    """Give one in each state but `failed`; leases are over, and retries due."""
     ids = {status: await substrate.job_in(status) for status in Status if status is not FAILED}
+    for held in (LEASED, IN_PROGRESS):
+        await substrate.expire(ids[held])
+    await substrate.let_retries_fall_due()
     return Jobs(substrate.superuser, ids)
 
 
@@ -193,6 +196,13 @@ async def test_the_edges_are_these_and_no_others(jobs: Jobs) -> None:
         expected = "WH410" if before is CLEANED else "WH411"
         for companions in LEGAL.values():
             assert await jobs.refusal(before, after, companions) == expected, (before, after, companions)
+
+
+async def test_time_alone_goes_these_edges_and_not_before(substrate: Substrate, jobs: Jobs) -> None:
+    """A lease that has not ended is not recovered, nor a retry promoted that is not due, whoever asks."""
+    for before in (LEASED, IN_PROGRESS, RETRY_WAITING):
+        jobs.ids[before] = await substrate.job_in(before)
+        assert await jobs.refusal(before, QUEUED, EDGES[before, QUEUED]) == "WH411", before
 
 
 async def test_a_wrong_companion_spoils_an_edge(jobs: Jobs) -> None:

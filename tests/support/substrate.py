@@ -157,9 +157,9 @@ class Substrate:
 
     # Time --------------------------------------------------------------------------------------------------
 
-    async def reap(self) -> Answer:
+    async def reap(self, batch_size: int = 1000) -> Answer:
         """Let the reaper come by."""
-        return await self.call("fn_job_lease_reaper")
+        return await self.call("fn_job_lease_reaper", p_batch_size=batch_size)
 
     async def sweep(self) -> Answer:
         """Clean what is past its retention."""

@@ -33,7 +33,7 @@ class Seen(HTMLParser):
         return {tag for tag, _ in self.elements}
 
 
-JOBS = {"enabled": True, "backlog": 1234, "in_progress": 2, "dead_letter_open": 3}
+JOBS = {"enabled": True, "backlog": 1234, "in_progress": 2, "dead_letter_open": 2000, "counted_up_to": 2000}
 
 
 def status(text: str = "harmless", **changed: Any) -> health_responses.Status:
@@ -91,7 +91,7 @@ def test_what_an_operator_asks_first_is_there() -> None:
         "1,722",
         "refused",
         "59 s ago",
-        "1,234 queued, 2 in progress, 3 dead letters",
+        "1,234 queued, 2 in progress, 2,000 or more dead letters",
     ):
         assert shown in seen.text, shown
     hrefs = {attributes.get("href") for _, attributes in seen.elements}

@@ -1,6 +1,6 @@
 """What is answered about this instance itself: as responses.py, for /healthz, /readyz and /status."""
 
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict
 
 from msgspec import Meta
 
@@ -43,11 +43,16 @@ class StageBacklog(TypedDict):
     oldest_at: Time | None
 
 
+CountedUpTo: TypeAlias = Annotated[
+    int, Meta(ge=1, examples=[10_000], description="nothing is counted further than this")
+]
+
+
 class Backlog(TypedDict):
     """What waits, as the last look saw it."""
 
     seen_at: Time
-    counted_up_to: Annotated[int, Meta(examples=[10_000], description="nothing is counted further than this")]
+    counted_up_to: CountedUpTo
     stages: list[StageBacklog]
 
 
@@ -88,7 +93,7 @@ class InFlight(TypedDict):
 
 
 class JobQueue(TypedDict):
-    """How the job substrate is, in the whole cluster; counted up to 10,000."""
+    """How the job substrate is, in the whole cluster; a count of `counted_up_to` means so many or more."""
 
     enabled: Annotated[bool, Meta(examples=[True], description="whether jobs may be enqueued and claimed")]
     backlog: Annotated[int, Meta(ge=0, examples=[3], description="queued")]
@@ -104,6 +109,7 @@ class JobQueue(TypedDict):
     events_waiting: Annotated[
         int, Meta(ge=0, examples=[0], description="events whose jobs are still to be made")
     ]
+    counted_up_to: CountedUpTo
 
 
 class Status(TypedDict):

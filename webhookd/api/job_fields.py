@@ -8,7 +8,7 @@ from msgspec import Meta
 from webhookd.api.fields import IdempotencyKey, Uuid
 from webhookd.model.states import Executor, WorkflowStatus, WorkStatus
 
-# As webhookd.is_label says: something that a person can read in a log.
+# As webhookd.require_label says: something that a person can read in a log.
 _LABEL = r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+\Z"
 _MAX_LEASE_SECONDS = 86_400
 MAX_WAIT_SECONDS = 30

@@ -23,8 +23,6 @@ from webhookd.store.connection import Connection
 from webhookd.store.job_results import Registered
 from webhookd.store.reads import Row
 
-COUNTED_UP_TO = 10_000
-
 
 class JobSubstrate:
     """What an operator decides."""
@@ -104,7 +102,7 @@ async def _changed(connection: Connection, asked: job_requests.SubstrateChange, 
 
 async def _described(connection: Connection) -> Row:
     configuration = await job_reads.configuration(connection)
-    health = await job_substrate.health(connection, COUNTED_UP_TO)
+    health = await job_substrate.health(connection)
     numbers = msgspec.json.decode(configuration["numbers"])
     return {
         "enabled": numbers.pop("enabled"),

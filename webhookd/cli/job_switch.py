@@ -11,7 +11,7 @@ from webhookd.cli import output
 from webhookd.cli.answers import Answer
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, executor_option, json_option, priority_option, some_text
-from webhookd.cli.text import duration, escaped
+from webhookd.cli.text import count, duration, escaped
 
 PATH = "/v1/job-substrate"
 DEFAULT = "default"
@@ -164,14 +164,18 @@ def _screen(answer: Answer) -> Iterator[RenderableType]:
     )
     age = queue["oldest_queued_age_s"]
     oldest = "" if age is None else f", the oldest for {duration(max(0.0, age))}"
+
+    def told(name: str) -> str:
+        return count(queue[name], queue["counted_up_to"])
+
     yield output.fields(
         [
-            ("queued", f"{queue['backlog']}{oldest}"),
-            ("for later", str(queue["scheduled"])),
-            ("in progress", f"{queue['in_progress']}, {queue['lease_active']} with a lease that runs"),
-            ("to be retried", str(queue["retry_waiting"])),
-            ("dead letters", str(queue["dead_letter_open"])),
-            ("events waiting", str(queue["events_waiting"])),
+            ("queued", f"{told('backlog')}{oldest}"),
+            ("for later", told("scheduled")),
+            ("in progress", f"{told('in_progress')}, {told('lease_active')} with a lease that runs"),
+            ("to be retried", told("retry_waiting")),
+            ("dead letters", told("dead_letter_open")),
+            ("events waiting", told("events_waiting")),
             ("retry", _retry(policy)),
             ("kept for", duration(policy["retention_seconds"])),
         ]

@@ -13,7 +13,7 @@ from rich.live import Live
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, json_option
-from webhookd.cli.text import duration, escaped
+from webhookd.cli.text import count, duration, escaped
 from webhookd.model.errors import ServiceUnavailable
 
 NOT_READY = 1
@@ -150,7 +150,7 @@ def _backlog(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:
         [
             (
                 output.text(stage["stage"]),
-                f"{stage['waiting']}{' or more' if stage['waiting'] >= most else ''}",
+                count(stage["waiting"], most),
                 output.time_cell(stage["oldest_at"]),
             )
             for stage in stages
@@ -171,10 +171,10 @@ def _jobs(queue: dict[str, Any] | None) -> Iterator[tuple[str, output.Cell]]:
     if not queue or not any(queue[name] for name in worth_it):
         return
     state = "" if queue["enabled"] else "off; "
-    counts = f"{state}{queue['backlog']} queued, {queue['in_progress']} in progress"
-    dead = queue["dead_letter_open"]
+    queued, held, dead = (count(queue[name], queue["counted_up_to"]) for name in worth_it[1:])
+    counts = f"{state}{queued} queued, {held} in progress"
     lost = f", {dead} dead letters: webhookd jobs list --status dead_letter"
-    yield "jobs", output.state("failing", counts + lost) if dead else counts
+    yield "jobs", output.state("failing", counts + lost) if queue["dead_letter_open"] else counts
 
 
 def _failing(endpoints: list[dict[str, Any]] | None) -> Iterator[RenderableType]:

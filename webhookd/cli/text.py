@@ -21,6 +21,11 @@ def excerpt(text: str, characters: int) -> str:
     return escaped(text[:characters]) + ("…" if len(text) > characters else "")
 
 
+def count(number: int, most: int) -> str:
+    """What is not counted further than to the most says so: `10,000 or more`."""
+    return str(number) if number < most else f"{most:,} or more"
+
+
 def duration(seconds: float) -> str:
     """Its two largest units: `2d 4h`, `3m 5s`, `0.4s`."""
     if seconds < 10:  # noqa: PLR2004  below that, tenths tell something

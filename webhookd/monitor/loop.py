@@ -58,7 +58,7 @@ class Monitor:
                     stages = await backlog.waiting(connection, COUNTED_UP_TO)
                     failing = await backlog.failing_endpoints(connection, FAILING_SHOWN)
                     dead_letters = await backlog.dead_letters_of_a_day(connection, COUNTED_UP_TO)
-                    job_queue = await job_substrate.health(connection, COUNTED_UP_TO)
+                    job_queue = await job_substrate.health(connection)
                     seen_at = await reads.database_time(connection)
             except TimeoutError:
                 # Caught here: a look that is dear is no sign of a server that is away.

@@ -24,16 +24,16 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 # From a local endpoint's millisecond to the longest timeout that is usual.
 DURATIONS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
 
-# The figures of fn_job_queue_health, of the whole cluster.
+# The figures of fn_job_queue_health, of the whole cluster; its bound is said here too.
 JOB_QUEUE = {
     "job_queue_enabled": "1 while the job substrate is on",
-    "job_queue_backlog": "Jobs that are queued",
-    "job_queue_in_progress": "Jobs that an executor holds",
-    "job_queue_lease_active": "Of them, those whose lease has not run out",
-    "job_queue_dead_letter_open": "Jobs given up, that nobody has cancelled or requeued",
-    "job_queue_scheduled": "Of the queued, those for a later time",
-    "job_queue_retry_waiting": "Failed jobs that wait for their next attempt",
-    "job_queue_events_waiting": "Events whose jobs are still to be made",
+    "job_queue_backlog": "Jobs that are queued, up to 10,000",
+    "job_queue_in_progress": "Jobs that an executor holds, up to 10,000",
+    "job_queue_lease_active": "Of them, those whose lease has not run out, up to 10,000",
+    "job_queue_dead_letter_open": "Jobs given up, that nobody has cancelled or requeued, up to 10,000",
+    "job_queue_scheduled": "Of the queued, those for a later time, up to 10,000",
+    "job_queue_retry_waiting": "Failed jobs that wait for their next attempt, up to 10,000",
+    "job_queue_events_waiting": "Events whose jobs are still to be made, up to 10,000",
     "job_queue_oldest_queued_age_seconds": "For how long the oldest job could have been claimed",
 }
 
@@ -100,7 +100,7 @@ class Metrics:
             self.reports.labels(verdict.value)
         for reset in (JobStatus.PENDING, JobStatus.FAILED):
             self.lease_resets.labels(reset.value)
-        for become in ("recovered", "retry_waiting", "dead_lettered", "promoted", "cancelled"):
+        for become in ("recovered", "retry_waiting", "dead_lettered", "promoted", "came_due", "cancelled"):
             self.job_queue_reaped.labels(become)
         self.reports.labels("unstorable")
         self.attempts.labels("delivered")

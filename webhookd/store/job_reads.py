@@ -66,11 +66,11 @@ _KINDS = """
 _REGISTRY = """
     select r.event_type, r.job_kind, r.executor, r.priority, r.active, r.registered_by, r.registered_at
     from webhookd.job_event_registry r order by r.event_type, r.job_kind limit $1"""
-# They have neither job nor states. By ix_job_command_run_job, whose order this is: by that of the primary key
-# it might walk through all the moves in between.
+# About no job, and without the workflows that were opened, of which there may be any number. By
+# ix_job_command_run_decision, whose order this is: by the primary key's it might walk through all the moves.
 _DECISIONS = """
     select r.run_id, r.command, r.actor, r.called_by, r.detail, r.run_at
-    from webhookd.job_command_run r where r.job_id is null and r.from_status is not distinct from r.to_status
+    from webhookd.job_command_run r where r.job_id is null and r.command <> 'fn_job_workflow_open'
     order by r.job_id desc, r.run_id desc limit $1"""
 
 

@@ -160,6 +160,7 @@ class Reaped(msgspec.Struct, frozen=True):
     retry_waiting: int  # after too many recoveries, as a failure is
     dead_lettered: int
     promoted: int  # retries that fell due
+    came_due: int  # scheduled ones, which can be claimed by their priority now
     cancelled: int  # past their deadline
     more: bool
 
@@ -184,3 +185,4 @@ class Health(msgspec.Struct, frozen=True):
     scheduled: int
     retry_waiting: int
     events_waiting: int
+    counted_up_to: int

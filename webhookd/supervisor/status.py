@@ -133,4 +133,5 @@ def _job_queue(seen: Seen) -> health_responses.JobQueue:
         "scheduled": queue.scheduled,
         "retry_waiting": queue.retry_waiting,
         "events_waiting": queue.events_waiting,
+        "counted_up_to": queue.counted_up_to,
     }

@@ -182,6 +182,11 @@ async def test_what_is_refused(api: Client, flow: Flow) -> None:
         answer = await api.post("/v1/jobs", NEW | fields)
         assert answer.status in (413, 422), (fields, answer)
         assert answer.code in ("invalid_request", "payload_too_large"), fields
+    # MOT generates; by whatever name it would hold the job, it is given none.
+    for claim in ({"executor": "MOT"}, {"executor": "MOT", "lease_holder": "Agent", "wait_seconds": 30}):
+        refused = await api.post("/v1/jobs/claim", CLAIM | claim)
+        assert refused.told == (422, "invalid_request"), claim
+        assert "executor" in refused.body["detail"], refused
     assert (await api.post("/v1/jobs", NEW | {"parent_job_id": str(uuid4())})).told == (404, "not_found")
     assert (await api.post("/v1/jobs", NEW | {"causation_event_id": 99})).told == (404, "not_found")
     refused = await api.event(event_type="dot.job.succeeded")
@@ -222,6 +227,10 @@ async def test_who_may(make_api: MakeApi) -> None:
     assert (shown["enqueued_by"], shown["lease_holder"]) == ("worker", "operator")
     # Whose token it was, whatever they call themselves.
     assert [run["actor"] for run in shown["runs"]] == ["worker", "worker"]
+    # However many workflows are opened, which are in the ledger too: they are no decision about jobs.
+    for _ in range(21):
+        opened = {"workflow_kind": "import", "generator": "MOT:1"}
+        assert (await worker.post("/v1/job-workflows", opened)).status == 201
     decisions = (await worker.get("/v1/job-substrate")).body["decisions"]
     assert [(one["command"], one["actor"]) for one in decisions] == [
         ("fn_job_register_event", "operator"),

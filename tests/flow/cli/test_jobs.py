@@ -22,6 +22,14 @@ from tests.support.waiting import until, until_true
 
 KIND = "thumbnail.make"
 STATUS = "select status = $2 from webhookd.job_queue where job_id = $1::text::uuid"
+# Born old: without triggers.
+WAITING = """
+    insert into webhookd.job_queue (
+        job_kind, event_domain, idempotency_key, executor, enqueued_by, source_system)
+    select $1, 'general', i::text, 'DOT', 'past', 'past' from generate_series(1, $2::int) i"""
+RENEWALS = """
+    select count(*) from webhookd.job_command_run
+    where job_id = $1::text::uuid and command = 'fn_job_progress' and from_status = to_status"""
 EXPIRE = "update webhookd.job_queue set leased_until = now() - interval '1 s' where job_id = $1::text::uuid"
 WORK = ("jobs", "work", "--kind", KIND)
 NOBODY = "0b9c2240-6f0e-4d3c-9b1a-5cbe0d3b6262"
@@ -126,6 +134,26 @@ async def test_jobs_are_given_and_looked_after(cli: Shell) -> None:
     assert (await cli.run("jobs", "show", str(uuid4()))).exit_code == 1
 
 
+async def test_a_count_that_is_a_bound_says_so(flow: Flow, make_api: MakeApi, lonely: Shell) -> None:
+    """With more jobs than are counted: on the page, in `status` and `jobs status`; JSON has the bound."""
+    async with flow.superuser.transaction():
+        await flow.superuser.execute("set local session_replication_role = replica")
+        await flow.superuser.execute(WAITING, KIND, 10_001)
+    await flow.daemon.execute("select webhookd.fn_job_enable(true, 'test')")
+    api = await make_api(services={"enabled": ["api"]})
+    await api.daemon.until(lambda: api.daemon.metric("webhookd_job_queue_backlog") == 10_000, "seen")
+    seen = api.daemon.get_json("/status")["job_queue"]
+    assert (seen["backlog"], seen["in_progress"], seen["counted_up_to"]) == (10_000, 0, 10_000)
+    assert b"10,000 or more queued, 0 in progress" in api.daemon.get("/")[1]
+    cli = lonely.having(WEBHOOKD_URL=f"http://127.0.0.1:{api.daemon.port}")
+    assert "10,000 or more queued, 0 in progress" in (await cli.done("status")).out
+    status = (await cli.done("jobs", "status")).rows
+    assert ["queued", "10,000", "or", "more,"] in [row[:4] for row in status]
+    assert ["for", "later", "0"] in status
+    queue = (await cli.done("jobs", "status", "--json")).documents[0]["queue"]
+    assert (queue["backlog"], queue["counted_up_to"]) == (10_000, 10_000)
+
+
 async def test_work_runs_a_command_for_a_job(api: Client, cli: Shell, flow: Flow) -> None:
     """The job on its stdin; 0, 65 and other exit codes; what it said; its result; on --once, how it went."""
     job = await enqueued(cli, "--safe-payload", '{"n": 1e400}')
@@ -177,6 +205,17 @@ async def test_work_runs_a_command_for_a_job(api: Client, cli: Shell, flow: Flow
     bad = await cli.run(*WORK, "--once", "--", "sh", "-c", 'seq 9 > "$WEBHOOKD_RESULT_FILE"')
     assert bad.exit_code == 1
     assert "failed for good: RESULT_REF_INVALID" in bad.err
+
+
+async def test_a_command_may_outlive_its_lease(api: Client, cli: Shell, flow: Flow) -> None:
+    """Three times over: it is renewed while the command runs, and no other gets the job meanwhile."""
+    job = await enqueued(cli)
+    ran = await cli.done(*WORK, "--once", "--lease-seconds", "1", "--", "sleep", "3")
+    assert ran.err == f"webhookd: job {job}, attempt 1: succeeded\n"
+    shown = (await api.get(f"/v1/jobs/{job}")).body
+    assert (shown["status"], shown["attempts"], shown["lease_recoveries"]) == ("succeeded", 1, 0)
+    # Fewer would not have kept it for so long.
+    assert await flow.daemon.fetchval(RENEWALS, job) >= 2
 
 
 async def test_another_does_what_a_killed_worker_left(api: Client, cli: Shell, flow: Flow) -> None:

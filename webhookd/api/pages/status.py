@@ -49,9 +49,10 @@ def _facts(status: health_responses.Status, now: datetime) -> Markup:
         "Dead letters, 24 hours": _NOTHING if dead_letters is None else f"{dead_letters:,}",
     }
     if (queue := status["job_queue"]) and queue["enabled"]:
+        most = queue["counted_up_to"]
         facts["Jobs"] = (
-            f"{queue['backlog']:,} queued, {queue['in_progress']:,} in progress, "
-            f"{queue['dead_letter_open']:,} dead letters"
+            f"{_count(queue['backlog'], most)} queued, {_count(queue['in_progress'], most)} in progress, "
+            f"{_count(queue['dead_letter_open'], most)} dead letters"
         )
     items = [element("div", element("dt", name), element("dd", value)) for name, value in facts.items()]
     return element("dl", *items, class_="facts")
@@ -81,7 +82,7 @@ def _backlog(backlog: health_responses.Backlog | None) -> Markup:
     rows: list[tuple[Part, ...]] = [
         (
             stage["stage"],
-            f"{stage['waiting']:,}" if stage["waiting"] < most else f"{most:,} or more",
+            _count(stage["waiting"], most),
             # By the database's clock on both sides.
             _age(stage["oldest_at"], backlog["seen_at"]) if stage["oldest_at"] else _NOTHING,
         )
@@ -130,6 +131,10 @@ def _badge(text: str, *, good: bool) -> Markup:
 
 def _note(text: str) -> Markup:
     return element("p", text, class_="note")
+
+
+def _count(number: int, most: int) -> str:
+    return f"{number:,}" if number < most else f"{most:,} or more"
 
 
 def _time(at: datetime) -> str:

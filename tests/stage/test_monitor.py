@@ -1,0 +1,77 @@
+"""The monitor: the figures of the job substrate are the same wherever they are shown."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+from tests.stage.conftest import Parts
+from tests.support.database import Database
+from tests.support.substrate import ACTOR, KIND, Status, Substrate
+from webhookd.monitor.loop import COUNTED_UP_TO, Monitor
+from webhookd.observe.metrics import JOB_QUEUE
+from webhookd.supervisor.status import Status as StatusOfInstance
+
+# No two are the same, so that none can stand in another's place: `enabled` is 1, the age 1000 and more.
+COUNTS = {
+    "events_waiting": 2,
+    "dead_letter_open": 3,
+    "retry_waiting": 4,
+    "scheduled": 5,
+    "lease_active": 6,
+    "in_progress": 7,
+    "backlog": 8,
+}
+
+
+async def fill(substrate: Substrate) -> None:
+    """Jobs and events as COUNTS has them, the oldest for 1000 seconds."""
+    await substrate.call(
+        "fn_job_register_event", p_event_type="a.b", p_kind=KIND, p_executor="DOT", p_actor=ACTOR
+    )
+    for _ in range(COUNTS["events_waiting"]):
+        await substrate.daemon.execute("select webhookd.publish('a.b', '{}')")
+    for status in (Status.DEAD_LETTER, Status.RETRY_WAITING):
+        for _ in range(COUNTS["dead_letter_open" if status is Status.DEAD_LETTER else "retry_waiting"]):
+            await substrate.job_in(status)
+    held = [await substrate.job_in(Status.LEASED) for _ in range(COUNTS["in_progress"])]
+    for expired in held[COUNTS["lease_active"] :]:
+        await substrate.expire(expired)
+    for _ in range(COUNTS["scheduled"]):
+        await substrate.enqueue(p_process_after=datetime.now(UTC) + timedelta(hours=1))
+    queued = [await substrate.enqueue() for _ in range(COUNTS["backlog"] - COUNTS["scheduled"])]
+    await substrate.superuser.execute(
+        "update webhookd.job_queue set process_after = now() - interval '1000 s' where job_id = $1", queued[0]
+    )
+
+
+async def test_no_figure_stands_in_anothers_place(database: Database, parts: Parts) -> None:
+    """What fn_job_queue_health counts is what the gauges and /status say, and none of it is another's."""
+    substrate = await Substrate.open(database)
+    await fill(substrate)
+    counted = await substrate.call("fn_job_queue_health")
+    monitor = Monitor(parts.pool, parts.metrics)
+    await monitor.run_once()
+    status = StatusOfInstance(str(uuid4()), parts.current, parts.pool, monitor, parts.metrics, lambda: 0)
+    shown = dict(status.describe()["job_queue"] or {})
+    gauges = {
+        name.removeprefix("job_queue_"): parts.metrics.registry.get_sample_value(f"webhookd_{name}")
+        for name in JOB_QUEUE
+    }
+
+    ages = [counted.pop("oldest_queued_age_s"), shown.pop("oldest_queued_age_s")]
+    ages.append(gauges.pop("oldest_queued_age_seconds"))
+    assert all(1000 <= age < 1100 for age in ages), ages
+    bound = {"counted_up_to": COUNTED_UP_TO}
+    assert counted == COUNTS | bound | {"enabled": True}
+    assert shown == COUNTS | bound | {"enabled": True}
+    assert gauges == COUNTS | {"enabled": 1}
+
+
+async def test_a_gauge_says_how_far_it_counts(database: Database, parts: Parts) -> None:
+    """Its HELP names the bound of fn_job_queue_health, which is that of the stages' backlog too."""
+    substrate = await Substrate.open(database)
+    bound = (await substrate.call("fn_job_queue_health"))["counted_up_to"]
+    assert bound == COUNTED_UP_TO
+    helps = {metric.name: metric.documentation for metric in parts.metrics.registry.collect()}
+    counts = [f"webhookd_job_queue_{name}" for name in COUNTS]
+    for name in [*counts, "webhookd_backlog"]:
+        assert helps[name].endswith(f", up to {bound:,}"), name
