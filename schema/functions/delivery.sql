@@ -161,6 +161,7 @@ grant execute on function webhookd.load_deliveries(bigint[], uuid[], boolean) to
 --
 -- The row is found by its primary key. Neither `status = 'Leased'` nor `finished_at is null` is asked, because the planner
 -- then walks an index of what is active (500 blocks become 5,000); a leased job is one that has this token and is not over.
+-- That its id is one of those given says nothing new, but by a plan from when the table was empty every job was read.
 create or replace function webhookd.report_results(
     job_ids bigint[], lease_tokens uuid[], response_statuses integer[], error_codes text[], durations_ms integer[],
     retry_after_seconds double precision[], response_excerpts bytea[])
@@ -200,6 +201,7 @@ begin
             finished_at = now()
         from given g
         where j.id = g.job_id and j.lease_token = g.lease_token and j.status <> all('{Completed,Failed}')
+            and j.id = any(job_ids)
         returning j.id
     )
     select coalesce(array_agg(a.id), '{}') into accepted_ids from accepted a;

@@ -10,7 +10,7 @@ import pytest
 from tests.stage.conftest import Parts, running
 from tests.support.database import Database
 from tests.support.flow import LARGE, Flow
-from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until
 from webhookd.config.settings import DeliverySettings, ServicesSettings, Settings
 from webhookd.delivery.reporter import Finished, Reporter
 from webhookd.delivery.worker import Worker
@@ -32,7 +32,16 @@ def reporter_of(parts: Parts) -> Reporter:
 
 def worker_of(parts: Parts, client: GuardedClient, reporter: Reporter) -> Worker:
     """A worker of this process."""
-    return Worker(parts.pool, parts.bells, client, reporter, parts.metrics, parts.current, worker_id="worker")
+    return Worker(
+        parts.pool,
+        parts.bells,
+        client,
+        reporter,
+        parts.hints,
+        parts.metrics,
+        parts.current,
+        worker_id="worker",
+    )
 
 
 async def jobs_of(flow: Flow, count: int, payload: str = LARGE) -> None:
@@ -62,6 +71,33 @@ async def test_leases_that_were_not_loaded_are_handed_back_by_the_drain(
         assert await flow.daemon.fetchval(LEASED) == 6
         await worker.drain(5)
         assert await flow.daemon.fetchval(LEASED) == 0
+
+
+async def test_a_drain_waits_for_requests_that_are_not_begun_yet(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim's requests are begun a few at a time; SIGTERM comes when one of forty is."""
+    await jobs_of(flow, 40, "{}")
+    begin_further, go_on = Worker._send_further, asyncio.Event()
+
+    async def held(*arguments: Any) -> None:
+        await go_on.wait()
+        await begin_further(*arguments)
+
+    monkeypatch.setattr("webhookd.delivery.worker.BEGUN_AT_ONCE", 1)
+    monkeypatch.setattr(Worker, "_send_further", held)
+    reporter = reporter_of(parts)
+    async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
+        worker = worker_of(parts, client, reporter)
+        await worker.run_once()
+        async with running(reporter.run):
+            draining = asyncio.create_task(worker.drain(CONDITION_TIMEOUT_SECONDS))
+            await until(flow.daemon, f"select ({FAILED}) = 1")
+            assert not await finished(draining)
+            go_on.set()
+            await draining
+    assert await flow.daemon.fetchval(FAILED) == 40
+    assert worker.in_flight == 0
 
 
 async def test_what_is_small_is_sent_with_one_statement(

@@ -172,3 +172,32 @@ async def test_a_limit_put_back_ends_the_sweep(flow: Flow, parts: Parts) -> None
         return Settings(orchestration=OrchestrationSettings(batch_size=5), retry=retry)
 
     assert await Sweeper(parts.pool, parts.metrics, current).sweep() == 5
+
+
+async def test_results_that_are_too_many_for_one_are_announced(parts: Parts) -> None:
+    """Other instances will hear of them while there is more in hand than a batch, and not after."""
+    parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=2))
+    applier = applier_of(parts)
+    with parts.bells.serving(Work.RESULTS):
+        parts.hints.were_reported([1, 2, 3])
+        parts.bells.ring(Work.RESULTS, hinted=True)
+        await applier.run_once()
+        assert parts.bells.will_announce(Work.RESULTS)
+        await applier.run_once()
+        assert not parts.bells.will_announce(Work.RESULTS)
+
+
+async def test_sagas_that_are_too_many_for_one_tick_are_announced(flow: Flow, parts: Parts) -> None:
+    """Other instances hear of subscriptions that had no turn, and of none while all have theirs."""
+    parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=1))
+    ids = [await flow.subscribe(f"type{number}") for number in range(2)]
+    starter = starter_of(parts)
+    with parts.bells.serving(Work.SAGAS):
+        parts.hints.have_due(ids[:1])
+        parts.bells.ring(Work.SAGAS, hinted=True)
+        await starter.run_once()
+        assert not parts.bells.will_announce(Work.SAGAS)
+        parts.hints.have_due(ids)
+        parts.bells.ring(Work.SAGAS, hinted=True)
+        await starter.run_once()
+        assert parts.bells.will_announce(Work.SAGAS)

@@ -82,13 +82,34 @@ async def test_who_waits_here_is_told_before_other_processes() -> None:
     """A NOTIFY is a commit: at once where nobody here takes the work, else when it had time to be done."""
     bells = Bells()
     bells.ring(Work.JOBS)
-    assert bells.must_announce
+    assert bells.to_announce
     bells = Bells()
     woken = await waiting(bells, Work.JOBS)
     bells.ring(Work.JOBS)
-    assert not bells.must_announce
+    assert not bells.to_announce
     await woken
-    await until_true(lambda: bells.must_announce)
+    await until_true(lambda: bool(bells.to_announce))
+
+
+async def test_who_serves_is_told_before_other_processes() -> None:
+    """Also while it is at work and does not wait; when it has gone, the others are told at once."""
+    bells = Bells()
+    with bells.serving(Work.RESULTS):
+        bells.ring(Work.RESULTS)
+        assert not bells.to_announce
+    bells.ring(Work.RESULTS)
+    assert bells.to_announce
+
+
+async def test_what_is_taken_is_not_announced() -> None:
+    """Neither now nor later; and what another stage has to tell takes nothing of it along."""
+    bells = Bells()
+    with bells.serving(Work.RESULTS), bells.serving(Work.SAGAS):
+        bells.ring(Work.RESULTS)
+        bells.ring(Work.SAGAS)
+        bells.taken(Work.RESULTS)
+        await until_true(lambda: bool(bells.to_announce))
+        assert bells.to_announce == {Work.SAGAS}
 
 
 async def test_who_gives_up_is_forgotten() -> None:

@@ -1,4 +1,4 @@
-"""Reports in batches: whatever has come together while the last report was under way goes out with the next.
+"""Reports in batches: whatever came together while the last report was under way, and in a rest after it.
 
 Takes outcomes; rings RESULTS, and tells the orchestrator which. A report that fails is kept and tried again:
 the token makes a second one harmless.
@@ -6,6 +6,7 @@ the token makes a second one harmless.
 
 import asyncio
 import logging
+from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -16,6 +17,7 @@ from webhookd.store import jobs
 from webhookd.store.bells import Bells, Work
 from webhookd.store.hints import Hints
 from webhookd.store.jobs import Lease, Report
+from webhookd.store.pacing import rest_seconds
 from webhookd.store.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class Reporter:
         self._something: Final = asyncio.Event()
         self._nothing: Final = asyncio.Event()
         self._nothing.set()
+        self._hurry: Final = asyncio.Event()
 
     def put(self, finished: Finished) -> None:
         """Report this with the next batch. The worker claims no more while too many wait.
@@ -61,15 +64,19 @@ class Reporter:
         return len(self._waiting)
 
     async def drained(self) -> None:
-        """Until everything that was put is reported."""
+        """Until everything that was put is reported, without any further rest: the time is short."""
+        self._hurry.set()
         await self._nothing.wait()
 
     async def run(self) -> None:
         """Report what there is, for ever."""
+        loop = asyncio.get_running_loop()
         while True:
             await self._something.wait()
             batch = list(islice(self._waiting.values(), MAX_BATCH))
+            began = loop.time()
             await self._report_all(batch)
+            took_seconds = loop.time() - began
             for finished in batch:
                 # Not what a later lease has put in its place meanwhile.
                 if self._waiting[finished.lease.job_id] is finished:
@@ -79,6 +86,13 @@ class Reporter:
             if not self._waiting:
                 self._something.clear()
                 self._nothing.set()
+            if not self._hints.is_short_of_room:
+                await self._rest(rest_seconds(len(batch), took_seconds))
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
 
     async def _report_all(self, batch: list[Finished]) -> None:
         """One that the database cannot store, which should not exist, must not hold up the others.

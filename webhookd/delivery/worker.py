@@ -25,6 +25,7 @@ from webhookd.observe.metrics import Metrics
 from webhookd.outbound.client import GuardedClient
 from webhookd.store import jobs
 from webhookd.store.bells import Bells, Work
+from webhookd.store.hints import Hints
 from webhookd.store.jobs import Delivery, Lease
 from webhookd.store.pool import Pool
 
@@ -34,8 +35,14 @@ log = logging.getLogger(__name__)
 # of the slots, so that others are under way meanwhile.
 MAX_CLAIM = 200
 CLAIM_PART = 4
-# Claims whose payloads are under way: each may bring 32 MiB before the slots know of them.
+# Claims whose payloads are under way, each of which may bring 32 MiB before the slots know of them, or whose
+# requests are not all begun.
 MAX_LOADING = 2
+# Requests begun in one turn of the loop. All of a claim's at once were 10 ms in which nobody heard the
+# database's answers, and then every stage asked it at the same time: in 44 of 100 looks none of its processes
+# ran beside ours, and in 15 ours waited for several. In pairs of runs with ten subscriptions 1.05 to 1.28
+# times as many a second with 16; with one, whose claims are small, 0.90 with 16 and 0.94 with 32.
+BEGUN_AT_ONCE = 32
 # How much longer than a claim that may be in vain is the rest before the next such: from the beginning,
 # however often others ring; and for the last slots, where it finds nothing while nobody has few.
 REST = 10
@@ -57,12 +64,14 @@ class Worker:
         bells: Bells,
         client: GuardedClient,
         reporter: Reporter,
+        hints: Hints,
         metrics: Metrics,
         settings: Callable[[], Settings],
         worker_id: str,
     ) -> None:
         self._pool = pool
         self._bells = bells
+        self._hints = hints
         self._sender = Sender(client, metrics, settings, worker_id)
         self._reporter = reporter
         self._metrics = metrics
@@ -127,6 +136,7 @@ class Worker:
             return not_before
         async with self._claiming:
             claimed = 0 if self._draining else await self._claim(room, wanted)
+        self._hints.is_hungry = claimed < wanted and not room.is_last
         ended = loop.time()
         # A claim for a few costs as much as one for many: while another would last, they may become many.
         # Not for longer than the poll interval, however long the database was stalled.
@@ -197,18 +207,31 @@ class Worker:
         if leases and too_late(leases[0], asked_at, settings.delivery.timeout_seconds):
             log.warning("too late to send: the leases may end first", extra={"jobs": len(leases)})
             deliveries = {}
+        readable: list[tuple[Lease, Delivery]] = []
         for lease in leases:
             if delivery := deliveries.get(lease.job_id):
                 self._slots.hold(lease.subscription_id, len(delivery.payload))
-                _start(self._deliver(lease, delivery, asked_at), self._sending)
+                readable.append((lease, delivery))
             elif lease.job_id in deliveries:
                 self._slots.give_back(lease.subscription_id)
                 self._reporter.put(Finished(lease, unreadable(lease)))
+        self._send(readable[:BEGUN_AT_ONCE], asked_at)
+        if further := readable[BEGUN_AT_ONCE:]:
+            _start(self._send_further(further, asked_at), self._loading, self._loaded)
         if leases and not deliveries:
             # They would only be left out again: not at once.
             loop = asyncio.get_running_loop()
             self._few_at = self._last_at = loop.time() + settings.services.poll_interval_seconds
         return [lease for lease in leases if lease.job_id not in deliveries]
+
+    def _send(self, readable: list[tuple[Lease, Delivery]], asked_at: float) -> None:
+        for lease, delivery in readable:
+            _start(self._deliver(lease, delivery, asked_at), self._sending)
+
+    async def _send_further(self, readable: list[tuple[Lease, Delivery]], asked_at: float) -> None:
+        for start in range(0, len(readable), BEGUN_AT_ONCE):
+            await asyncio.sleep(0)
+            self._send(readable[start : start + BEGUN_AT_ONCE], asked_at)
 
     async def drain(self, grace_seconds: float) -> None:
         """Take no more; let what is under way end, and its report. What does not keeps its lease."""

@@ -13,6 +13,7 @@ from webhookd.orchestration.transitions import record
 from webhookd.store import sagas
 from webhookd.store.bells import Bells, Work
 from webhookd.store.hints import Hints
+from webhookd.store.pacing import rest_seconds
 from webhookd.store.pool import Pool
 
 
@@ -31,6 +32,10 @@ class Applier:
 
     async def run(self) -> None:
         """Apply what was reported here, at once while there is more; and look for others' now and then."""
+        with self._bells.serving(Work.RESULTS):
+            await self._run()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         look_at = loop.time()
         while True:
@@ -39,7 +44,10 @@ class Applier:
                 looked_at = loop.time()
             # By the settings of now: a shorter interval need not wait for the end of the longer.
             look_at = looked_at + self._settings().services.poll_interval_seconds
-            await self.run_once()
+            began = loop.time()
+            applied = await self.run_once()
+            if not self._hints.is_short_of_room:
+                await asyncio.sleep(rest_seconds(applied, loop.time() - began))
             wake_at = loop.time() if self._hints.reported else look_at
             # Rung by the reaper or another instance, who do not say which: those are looked for, also while
             # there is enough to do here.
@@ -49,6 +57,8 @@ class Applier:
     async def run_once(self) -> int:
         """One batch of what was reported here; how much was applied."""
         reported = self._hints.take_reported(self._settings().orchestration.batch_size)
+        if not self._hints.reported:
+            self._bells.taken(Work.RESULTS)
         return await self._apply(reported) if reported else 0
 
     async def look(self) -> None:

@@ -13,6 +13,7 @@ from webhookd.orchestration.transitions import record
 from webhookd.store import sagas
 from webhookd.store.bells import Bells, Work
 from webhookd.store.hints import Hints
+from webhookd.store.pacing import rest_seconds
 from webhookd.store.pool import Pool
 
 DUE_PAGE = 1000
@@ -38,6 +39,10 @@ class Starter:
 
     async def run(self) -> None:
         """Tick: at once again while there is more, else when woken; and look at everything now and then."""
+        with self._bells.serving(Work.SAGAS):
+            await self._run()
+
+    async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         look_at = search_at = loop.time()
         must_search = False
@@ -47,8 +52,12 @@ class Starter:
                 looked_at = loop.time()
             # By the settings of now: a shorter interval need not wait for the end of the longer.
             look_at = looked_at + self._settings().services.poll_interval_seconds
+            began = loop.time()
+            started = await self.run_once()
+            if not self._hints.is_short_of_room:
+                await asyncio.sleep(rest_seconds(started, loop.time() - began))
             wake_at = loop.time()
-            if not await self.run_once():
+            if not started:
                 wake_at = min(look_at, search_at) if must_search else look_at
             if self._turn_lost:
                 wake_at = min(wake_at, loop.time() + TURN_RETRY_SECONDS)
@@ -83,6 +92,8 @@ class Starter:
         self._ring.add(self._hints.take_due())
         window = settings.orchestration.subscription_window
         shares = self._ring.next_shares(settings.orchestration.batch_size, window)
+        if len(shares) == len(self._ring):
+            self._bells.taken(Work.SAGAS)
         self._turn_lost = False
         if not shares:
             return 0
@@ -95,6 +106,8 @@ class Starter:
         self._metrics.jobs_started.inc(jobs)
         self._turn_lost = not started
         self._ring.learn(started)
+        # One job at a time is how a failing endpoint is probed: that has to wait.
+        self._hints.is_crowded = any(not one.drained and one.active > 1 for one in started)
         for one in started:
             record(one.dead_lettered, self._metrics)
         return jobs + sum(len(one.dead_lettered) for one in started)

@@ -43,24 +43,35 @@ class Bells:
         self._waiting: Final[dict[Work, set[asyncio.Future[None]]]] = {work: set() for work in Work}
         self._ears: Final[dict[Work, set[Ear]]] = {work: set() for work in Work}
         self._looks_left: Final[dict[Work, int]] = {}
+        self._served: Final[set[Work]] = set()
         self._to_announce: set[Work] = set()
         self._announce: Final = asyncio.Event()
-        self._announce_later: asyncio.TimerHandle | None = None
+        # What others are told of when its time has come, unless it is taken by then.
+        self._to_announce_later: Final[dict[Work, asyncio.TimerHandle]] = {}
 
     def ring(self, work: Work, *, hinted: bool = False) -> None:
         """There is work: wake who does it here, and let the others be told.
 
-        At once where nobody here waits for it, or none does such work. Else later: it will be done by then,
-        or is too much for one. A NOTIFY is a commit, and the next stage would wait for the disk behind it.
+        At once where nobody here waits for it or serves it. Else later: it will be taken by then, or is too
+        much for one. A NOTIFY is a commit, and the next stage would wait for the disk behind it.
         """
-        is_waited_for = bool(self._waiting[work])
+        is_done_here = bool(self._waiting[work]) or work in self._served
         self.ring_here(work, hinted=hinted)
-        self._to_announce.add(work)
-        if not is_waited_for:
-            self._announce.set()
-        elif self._announce_later is None:
+        if not is_done_here:
+            self._announce_now(work)
+        elif work not in self._to_announce_later:
             loop = asyncio.get_running_loop()
-            self._announce_later = loop.call_later(NOTIFY_INTERVAL_SECONDS, self._announce.set)
+            timer = loop.call_later(NOTIFY_INTERVAL_SECONDS, self._announce_now, work)
+            self._to_announce_later[work] = timer
+
+    def _announce_now(self, work: Work) -> None:
+        self._forget_timer(work)
+        self._to_announce.add(work)
+        self._announce.set()
+
+    def _forget_timer(self, work: Work) -> None:
+        if timer := self._to_announce_later.pop(work, None):
+            timer.cancel()
 
     def ring_here(self, work: Work, *, hinted: bool = False) -> None:
         """There is work, and others know of it by themselves. Hinted: who does it was told which (Hints)."""
@@ -71,6 +82,23 @@ class Bells:
             _wake(waiter)
         for ear in self._ears[work]:
             ear.hear()
+
+    @contextmanager
+    def serving(self, work: Work) -> Iterator[None]:
+        """Somebody here does such work, also when he does not wait for it, and says what is `taken`.
+
+        If he fails, he begins anew with a look at everything, and others find by polling what he took. To
+        tell them was a call more, mostly on a database that is away.
+        """
+        self._served.add(work)
+        try:
+            yield
+        finally:
+            self._served.discard(work)
+
+    def taken(self, work: Work) -> None:
+        """All that was hinted at is in hand. Others who were told would ask the database in vain."""
+        self._forget_timer(work)
 
     def ring_all_here(self) -> None:
         """Rings may have been lost, or the settings are others: let everybody look."""
@@ -132,18 +160,19 @@ class Bells:
         return unhinted
 
     @property
-    def must_announce(self) -> bool:
-        """Whether other processes are to be told now."""
-        return self._announce.is_set()
+    def to_announce(self) -> set[Work]:
+        """What other processes are to be told of now."""
+        return set(self._to_announce)
+
+    def will_announce(self, work: Work) -> bool:
+        """Whether other processes are told of it, now or unless it is taken."""
+        return work in self._to_announce or work in self._to_announce_later
 
     async def announce(self, pool: Pool) -> None:
         """Tell other processes of what was rung here, for ever. A supervised service."""
         while True:
             await self._announce.wait()
             self._announce.clear()
-            if self._announce_later is not None:
-                self._announce_later.cancel()
-                self._announce_later = None
             works, self._to_announce = sorted(self._to_announce), set()
             try:
                 async with pool.connection() as connection:

@@ -16,6 +16,14 @@ class Hints:
     def __init__(self) -> None:
         self._reported: deque[int] = deque(maxlen=MAX_REPORTED)
         self._due: dict[int, None] = {}
+        # More is due of somebody than has room in its window; and the worker here has slots for it.
+        self.is_crowded = False
+        self.is_hungry = False
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether deliveries wait for nothing but the end of others: then nobody on that way may rest."""
+        return self.is_crowded and self.is_hungry
 
     def were_reported(self, job_ids: Iterable[int]) -> None:
         """These jobs have results to apply."""

@@ -94,6 +94,7 @@ class Daemon:
             self._bells,
             self._client,
             self._reporter,
+            self._hints,
             self._metrics,
             self._current,
             worker_id=self._worker_id,
