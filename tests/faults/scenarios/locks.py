@@ -22,9 +22,11 @@ TABLES = (
 )
 # Rows that are being worked at, or will be: whoever wants one of them waits, or goes round it.
 ROWS = (
-    "select id from webhookd.webhook_delivery_sagas where status <> 'Completed' limit 50 for update",
-    "select id from webhookd.webhook_delivery_jobs where result_applied_at is null limit 50 for update",
-    "select event_id from webhookd.event_routing_queue limit 50 for update",
+    """select id from webhookd.webhook_delivery_sagas where status <> 'Completed'
+       limit 50 for update skip locked""",
+    """select id from webhookd.webhook_delivery_jobs where result_applied_at is null
+       limit 50 for update skip locked""",
+    "select event_id from webhookd.event_routing_queue limit 50 for update skip locked",
 )
 WAITERS = """
     select count(*) from pg_stat_activity
@@ -51,13 +53,20 @@ async def lock_table(bed: Bed, *, table: str, seconds: float) -> int:
 
 @heal
 async def leave_transaction_open(bed: Bed, *, seconds: float) -> None:
-    """With rows locked and a snapshot held, as a forgotten session does."""
-    async with bed.superuser() as superuser, superuser.transaction(isolation="repeatable_read"):
-        for rows in ROWS:
-            # It came to hold them, or another had been quicker: both happen in life.
-            with contextlib.suppress(asyncpg.SerializationError):
-                async with superuser.transaction():
-                    bed.effects["rows_held"] += len(await superuser.fetch(rows))
+    """With rows locked and a snapshot held, as two forgotten sessions do: a snapshot's rows move on."""
+    async with (
+        bed.superuser() as reader,
+        reader.transaction(isolation="repeatable_read"),
+        bed.superuser() as holder,
+        holder.transaction(),
+    ):
+        await reader.fetchval("select count(*) from webhookd.subscriptions")
+        async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
+            held = 0
+            while not held:
+                for rows in ROWS:
+                    held += len(await holder.fetch(rows))
+        bed.effects["rows_held"] += held
         await asyncio.sleep(seconds)
 
 
