@@ -75,20 +75,22 @@ async def take_all_connections(bed: Bed) -> None:
     """Every connection that the server has: those of instances are ended until none has one any more."""
     dsn = bed.database.dsn("application")
     deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
-    async with bed.superuser() as superuser:
-        # Until none has one and none is free, look by look: one that is being made has a place, not a name.
-        quiet = 0
-        while quiet < QUIET_LOOKS:
-            assert time.monotonic() < deadline, "instances have connections still"
-            ended, taken = await superuser.fetchval(END_BACKENDS), 0
-            with contextlib.suppress(asyncpg.TooManyConnectionsError):
-                while True:
-                    bed.holders.append(await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS))
-                    taken += 1
-            bed.effects["backends_terminated"] += ended
-            bed.effects["connections_taken"] += taken
-            quiet = 0 if ended or taken else quiet + 1
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+    # It keeps its place, as what it takes does: one that was given back would be an instance's.
+    superuser = await asyncpg.connect(bed.database.dsn("superuser"), timeout=CONNECT_TIMEOUT_SECONDS)
+    bed.holders.append(superuser)
+    # Until none has one and none is free, look by look: one that is being made has a place, not a name.
+    quiet = 0
+    while quiet < QUIET_LOOKS:
+        assert time.monotonic() < deadline, "instances have connections still"
+        ended, taken = await superuser.fetchval(END_BACKENDS), 0
+        with contextlib.suppress(asyncpg.TooManyConnectionsError):
+            while True:
+                bed.holders.append(await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS))
+                taken += 1
+        bed.effects["backends_terminated"] += ended
+        bed.effects["connections_taken"] += taken
+        quiet = 0 if ended or taken else quiet + 1
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
     bed.watch.away(bed.living)
 
 
