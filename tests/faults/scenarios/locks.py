@@ -36,8 +36,12 @@ END_BACKENDS = """
     select count(*) filter (where pg_terminate_backend(pid)) from pg_stat_activity
     where datname = current_database() and application_name = 'webhookd'
 """
+# That anybody can have but a superuser.
+PLACES = """
+    select current_setting('max_connections')::integer
+         - current_setting('superuser_reserved_connections')::integer
+"""
 MAX_CONNECTIONS = 45
-QUIET_LOOKS = 5
 
 
 @heal
@@ -78,18 +82,15 @@ async def take_all_connections(bed: Bed) -> None:
     # It keeps its place, as what it takes does: one that was given back would be an instance's.
     superuser = await asyncpg.connect(bed.database.dsn("superuser"), timeout=CONNECT_TIMEOUT_SECONDS)
     bed.holders.append(superuser)
-    # Until none has one and none is free, look by look: one that is being made has a place, not a name.
-    quiet = 0
-    while quiet < QUIET_LOOKS:
+    places: int = await superuser.fetchval(PLACES)
+    # Counted: to be refused is no sign that none is free, for who else is being refused has a place meanwhile.
+    while len(bed.holders) < places:
         assert time.monotonic() < deadline, "instances have connections still"
-        ended, taken = await superuser.fetchval(END_BACKENDS), 0
+        bed.effects["backends_terminated"] += await superuser.fetchval(END_BACKENDS)
         with contextlib.suppress(asyncpg.TooManyConnectionsError):
-            while True:
+            while len(bed.holders) < places:
                 bed.holders.append(await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS))
-                taken += 1
-        bed.effects["backends_terminated"] += ended
-        bed.effects["connections_taken"] += taken
-        quiet = 0 if ended or taken else quiet + 1
+                bed.effects["connections_taken"] += 1
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
     bed.watch.away(bed.living)
 
