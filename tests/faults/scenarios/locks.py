@@ -83,7 +83,7 @@ async def take_all_connections(bed: Bed) -> None:
     superuser = await asyncpg.connect(bed.database.dsn("superuser"), timeout=CONNECT_TIMEOUT_SECONDS)
     bed.holders.append(superuser)
     places: int = await superuser.fetchval(PLACES)
-    # Counted: to be refused is no sign that none is free, for who else is being refused has a place meanwhile.
+    # Counted: to be refused is no sign that none is free, for who else is refused has a place meanwhile.
     while len(bed.holders) < places:
         assert time.monotonic() < deadline, "instances have connections still"
         bed.effects["backends_terminated"] += await superuser.fetchval(END_BACKENDS)
