@@ -1,12 +1,15 @@
 """What the pool makes of the database's answers."""
 
 import asyncio
+import contextlib
+import gc
 
 import pytest
 
 from tests.stage.conftest import Parts
 from tests.support.database import Database
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS
+from tests.support.waiting import WAIT_TIMEOUT_SECONDS, until_true
+from tests.support.wire import Wire
 from webhookd.model.errors import DatabaseFull, DatabaseUnavailable
 from webhookd.store import pool as pool_module
 from webhookd.store.pool import Pool
@@ -74,3 +77,41 @@ async def test_one_connection_of_many_is_shared(
             await use()
         with pytest.raises(DatabaseUnavailable, match="too many connections"):
             await use()
+
+
+def releases() -> list[str]:
+    """What the driver's tasks that give a connection back are called."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    return [name for one in coroutines if (name := getattr(one, "__qualname__", "")).endswith(".release")]
+
+
+async def test_a_release_that_nobody_waits_for_may_fail(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user is cancelled, as at a shutdown, and the way is dead: the loop complains of nothing."""
+    monkeypatch.setattr(pool_module, "ACQUIRE_TIMEOUT_SECONDS", 0.5)  # and so of a release
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told["message"]))
+    wire = Wire(database.dsn("daemon"))
+    await wire.open()
+    async with Pool(wire.dsn, 1) as pool:
+        asked = asyncio.Event()
+
+        async def use() -> None:
+            async with pool.connection() as connection:
+                asked.set()
+                await connection.execute("select pg_sleep(600)")
+
+        using = asyncio.create_task(use())
+        await asyncio.wait_for(asked.wait(), WAIT_TIMEOUT_SECONDS)
+        wire.blackhole()
+        using.cancel()
+        await until_true(lambda: releases() != [])
+        using.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await using
+        assert releases() != [], "it was to go on by itself"
+        await until_true(lambda: releases() == [])
+        gc.collect()  # who complains of an exception is the task that nobody asked for it
+    await wire.close()
+    assert complaints == []

@@ -122,7 +122,7 @@ class Pool:
                     used = True
                     yield connection
                 finally:
-                    await self._pool.release(connection)
+                    await _released(self._pool, connection)
         except DatabaseBusy:
             raise
         except DatabaseUnavailable as error:
@@ -157,6 +157,20 @@ class Pool:
         if self._away_since is not None and time.monotonic() >= self._full_until:
             log.info("the database answers again, after %.1f s", time.monotonic() - self._away_since)
             self._away_since = None
+
+
+async def _released(
+    pool: "asyncpg.Pool[asyncpg.Record]", connection: "PoolConnectionProxy[asyncpg.Record]"
+) -> None:
+    """Give a connection back. Cancelled meanwhile, the driver goes on, and nobody hears it fail."""
+    releasing = asyncio.ensure_future(pool.release(connection))
+    releasing.add_done_callback(_heard)
+    await asyncio.shield(releasing)
+
+
+def _heard(task: "asyncio.Future[None]") -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 async def _nothing_to_reset(_: object) -> None:
