@@ -161,14 +161,16 @@ grant execute on function webhookd.load_deliveries(bigint[], uuid[], boolean) to
 --
 -- The row is found by its primary key. Neither `status = 'Leased'` nor `finished_at is null` is asked, because the planner
 -- then walks an index of what is active (500 blocks become 5,000); a leased job is one that has this token and is not over.
--- That its id is one of those given says nothing new, but by a plan from when the table was empty every job was read.
+-- That its id is one of those given says nothing new, but by a plan from when the table was empty every job was read. What
+-- is read by their ids and what was given are then hashed, never looped over: with statistics of a quiet time the planner expects
+-- one of them, and compared each of 500 with each (67 ms instead of 9, PostgreSQL 15).
 create or replace function webhookd.report_results(
     job_ids bigint[], lease_tokens uuid[], response_statuses integer[], error_codes text[], durations_ms integer[],
     retry_after_seconds double precision[], response_excerpts bytea[])
 returns table (job_id bigint, verdict webhookd.report_verdict)
 language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_nestloop = off as $$
 #variable_conflict use_column
 declare
     size constant integer := cardinality(job_ids);
@@ -217,7 +219,8 @@ begin
                           when j.lease_token = g.lease_token then 'duplicate'
                           else 'stale' end::report_verdict
     from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
-    left join webhook_delivery_jobs j on j.id = g.job_id;
+    left join (
+        select k.id, k.lease_token from webhook_delivery_jobs k where k.id = any(job_ids)) j on j.id = g.job_id;
 end
 $$;
 grant execute on function webhookd.report_results(

@@ -234,12 +234,14 @@ begin
                     when s.attempt_count + 1 >= coalesce(u.max_attempts, settle.max_attempts) then 'DeadLettered'
                     else 'PendingRetry' end::saga_status as status
         from webhook_delivery_jobs j
-        -- OFFSET keeps it a look by the key: with statistics from a quiet time the planner would walk every saga InProgress
-        -- (20,000 blocks instead of 500), and by a plan from when the table was empty every saga there is.
+        -- OFFSET keeps each a look by the key: with statistics from a quiet time the planner would walk every saga InProgress
+        -- (20,000 blocks instead of 500), by a plan from when the table was empty every saga there is, and where it knows of
+        -- one subscription and there are fifty by now, the whole batch for each of them.
         cross join lateral (
             select k.attempt_count, k.subscription_id from webhook_delivery_sagas k
             where k.id = j.saga_id and k.status = 'InProgress' offset 0) s
-        join subscriptions u on u.id = s.subscription_id
+        cross join lateral (
+            select k.base_delay_seconds, k.max_attempts from subscriptions k where k.id = s.subscription_id offset 0) u
         where j.id = any(job_ids)
     ), changed as (
         update webhook_delivery_sagas s

@@ -25,7 +25,9 @@ begin
         select q.event_id from event_routing_queue q where q.event_id >= first_event_id
         order by q.event_id limit batch_size for update skip locked
     ), typed as materialized (
-        select l.event_id, e.event_type from locked l join events e on e.id = l.event_id
+        -- OFFSET keeps it a look by the key: without statistics the planner read every event there is, for each batch.
+        select l.event_id, e.event_type
+        from locked l cross join lateral (select k.event_type from events k where k.id = l.event_id offset 0) e
     ), fan_out as materialized (
         select t.event_type, count(s.id) as sagas
         from (select distinct d.event_type from typed d) t
