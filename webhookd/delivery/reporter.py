@@ -86,13 +86,11 @@ class Reporter:
             if not self._waiting:
                 self._something.clear()
                 self._nothing.set()
-            if not self._hints.is_short_of_room:
-                await self._rest(rest_seconds(len(batch), took_seconds))
-
-    async def _rest(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._hurry.wait()
+            seconds = 0.0 if self._hints.is_short_of_room else rest_seconds(len(batch), took_seconds)
+            if seconds:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await self._hurry.wait()
 
     async def _report_all(self, batch: list[Finished]) -> None:
         """One that the database cannot store, which should not exist, must not hold up the others.

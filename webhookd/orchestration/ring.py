@@ -18,6 +18,12 @@ class Ring:
 
     def __init__(self) -> None:
         self._marks: dict[int, tuple[datetime | None, int | None]] = {}
+        self._crowded: set[int] = set()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether somebody has more due than its window has room for."""
+        return bool(self._crowded)
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -50,7 +56,13 @@ class Ring:
                 self._marks.pop(one.subscription_id, None)
             elif one.subscription_id in self._marks:
                 self._marks[one.subscription_id] = (one.next_saga_mark, one.next_job_mark)
+            # One job at a time is how a failing endpoint is probed: that has to wait.
+            if one.drained or one.active <= 1:
+                self._crowded.discard(one.subscription_id)
+            else:
+                self._crowded.add(one.subscription_id)
 
-    def forget_marks(self) -> None:
-        """What committed late lies behind a mark."""
+    def forget(self) -> None:
+        """Before a look at everything: what committed late lies behind a mark; who is crowded, it tells."""
         self._marks = dict.fromkeys(self._marks, (None, None))
+        self._crowded.clear()

@@ -73,7 +73,7 @@ class Starter:
 
     async def look(self) -> None:
         """Find what no hint spoke of: subscriptions that fell due."""
-        self._ring.forget_marks()
+        self._ring.forget()
         await self._find_due()
 
     async def _find_due(self) -> None:
@@ -106,8 +106,7 @@ class Starter:
         self._metrics.jobs_started.inc(jobs)
         self._turn_lost = not started
         self._ring.learn(started)
-        # One job at a time is how a failing endpoint is probed: that has to wait.
-        self._hints.is_crowded = any(not one.drained and one.active > 1 for one in started)
+        self._hints.is_crowded = self._ring.is_crowded
         for one in started:
             record(one.dead_lettered, self._metrics)
         return jobs + sum(len(one.dead_lettered) for one in started)

@@ -5,7 +5,8 @@ While a stage rests, more comes together: at 350 deliveries a second, which is a
 machine can do, every stage called for two or three at a time, and half of the machine was busy with it.
 
 The first call after a quiet time is never late for it. Not to be used where somebody waits for room that the
-next call makes: see Hints.is_short_of_room.
+next call makes: see Hints.is_short_of_room. Where orchestration and delivery are in different instances none
+of them knows that, and all rest.
 """
 
 # A batch from which on there is no rest.
