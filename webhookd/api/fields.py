@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from webhookd.model.labels import LABEL
 from webhookd.outbound.headers import MAX_HEADERS, MAX_VALUE_LENGTH
 from webhookd.outbound.urls import MAX_URL_LENGTH
 
@@ -22,7 +23,7 @@ IdempotencyKey: TypeAlias = Annotated[
     Meta(
         min_length=1,
         max_length=255,
-        pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+\Z",
+        pattern=LABEL,
         examples=["order-7-created"],
         description="there is one event for a key, however often it is sent",
     ),

@@ -6,16 +6,15 @@ import msgspec
 from msgspec import Meta
 
 from webhookd.api.fields import IdempotencyKey, Uuid
+from webhookd.model.labels import LABEL, MAX_REF_CHARACTERS
 from webhookd.model.states import Executor, WorkflowStatus, WorkStatus
 
-# As webhookd.require_label says: something that a person can read in a log.
-_LABEL = r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+\Z"
 _MAX_LEASE_SECONDS = 86_400
 MAX_WAIT_SECONDS = 30
 MAX_PRIORITY = 32_767
 
 Kind: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=100, pattern=_LABEL, examples=["thumbnail.make"])
+    str, Meta(min_length=1, max_length=100, pattern=LABEL, examples=["thumbnail.make"])
 ]
 JobKey: TypeAlias = Annotated[
     IdempotencyKey,
@@ -24,20 +23,20 @@ JobKey: TypeAlias = Annotated[
         description="there is one job for a kind and a key, however often it is enqueued",
     ),
 ]
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LABEL, examples=["worker-7"])]
-Domain: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, pattern=_LABEL, examples=["general"])]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=LABEL, examples=["worker-7"])]
+Domain: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, pattern=LABEL, examples=["general"])]
 Ref: TypeAlias = Annotated[
     str,
     Meta(
         min_length=1,
-        max_length=2000,
-        pattern=_LABEL,
+        max_length=MAX_REF_CHARACTERS,
+        pattern=LABEL,
         examples=["s3://pictures/7.png"],
         description="where something is: never the thing itself",
     ),
 ]
 Words: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=500, pattern=_LABEL, examples=["40 of 100 pages"])
+    str, Meta(min_length=1, max_length=500, pattern=LABEL, examples=["40 of 100 pages"])
 ]
 ByExecutor: TypeAlias = Annotated[Executor, Meta(examples=["external_worker"])]
 Status: TypeAlias = Annotated[WorkStatus, Meta(examples=["queued"])]

@@ -5,13 +5,17 @@ Its stdout is ours. Its stderr too, and the last of it is kept, for whoever asks
 
 import asyncio
 import os
+import re
 import signal
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self
+
+from webhookd.model.labels import LABEL, MAX_REF_CHARACTERS
 
 RESULT_FILE = "WEBHOOKD_RESULT_FILE"
 # sysexits.h: the input was wrong, and will be the next time.
@@ -22,8 +26,10 @@ KILL_AFTER_SECONDS = 2.0
 STDERR_TIMEOUT_SECONDS = 1.0
 # As much as the database keeps.
 MAX_MESSAGE_CHARACTERS = 2000
-MAX_REF_CHARACTERS = 2000
+# A longer file is no reference, whatever it is: a character has at most four, and there is white space.
+MAX_RESULT_BYTES = 8 * MAX_REF_CHARACTERS
 _CHUNK_BYTES = 65_536
+_REF = re.compile(LABEL)
 
 
 class Success(NamedTuple):
@@ -151,12 +157,27 @@ class RunningCommand:
     def _success(self) -> Success | Failure:
         """With what it wrote into the file, which must be a reference: one line, and not long."""
         try:
-            text = self._result_file.read_bytes()[: 8 * MAX_REF_CHARACTERS].decode().strip()
+            data = _read(self._result_file)
         except FileNotFoundError:
             return Success(None)
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             return Failure("RESULT_REF_INVALID", f"{RESULT_FILE}: {error}", permanent=True)
-        if len(text) > MAX_REF_CHARACTERS or not (text.isprintable() or not text):
-            words = f"{RESULT_FILE} must have one line of at most {MAX_REF_CHARACTERS} characters"
+        # Stripped as bytes: Unicode's spaces may be of a name. What is no UTF-8 becomes what no label has.
+        text = data.strip().decode("utf-8", "surrogateescape")
+        if not text:
+            return Success(None)
+        if len(data) > MAX_RESULT_BYTES or len(text) > MAX_REF_CHARACTERS or not _REF.match(text):
+            words = (
+                f"{RESULT_FILE} must have one line of 1 to {MAX_REF_CHARACTERS} characters, none of them a "
+                "control character, in UTF-8"
+            )
             return Failure("RESULT_REF_INVALID", words, permanent=True)
-        return Success(text or None)
+        return Success(text)
+
+
+def _read(file: Path) -> bytes:
+    """A little more than there may be, so that it is seen; of a file alone: a FIFO might be waited for."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError("it is no file")
+        return stream.read(MAX_RESULT_BYTES + 1)
