@@ -1,6 +1,7 @@
 """The job substrate's functions: what each answers, moves, writes down and tells; and what it refuses."""
 
 import json
+import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 from tests.support.catalog import refusal
 from tests.support.history import watch
 from tests.support.substrate import ACTOR, KIND, TTL_SECONDS, Answer, Status, Substrate
+from webhookd.model.labels import LABEL
 from webhookd.store import job_reads
 
 if TYPE_CHECKING:
@@ -193,6 +195,19 @@ async def test_a_claim_in_vain_changes_nothing(substrate: Substrate) -> None:
     assert await substrate.try_claim() == NOTHING
     assert await substrate.row(job_id) == before
     assert (await substrate.reap())["cancelled"] == 1
+
+
+async def test_a_label_is_the_same_here_as_in_the_api(substrate: Substrate) -> None:
+    """Every character of the basic plane is one that both take, or that both refuse."""
+    plane = [chr(code) for code in range(1, 0x10000) if not 0xD800 <= code < 0xE000]
+    good = "".join(character for character in plane if re.match(LABEL, character))
+    for text in (good[at : at + 2000] for at in range(0, len(good), 2000)):
+        await substrate.superuser.execute("select webhookd.require_label('label', $1, 2000)", text)
+    for character in set(plane) - set(good):
+        with pytest.raises(asyncpg.PostgresError, match="control character"):
+            await substrate.superuser.execute(
+                "select webhookd.require_label('label', $1, 9)", f"a{character}"
+            )
 
 
 async def test_a_key_is_of_one_workflow_and_parent(substrate: Substrate) -> None:
