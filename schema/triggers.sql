@@ -214,11 +214,12 @@ create or replace trigger work_transition before update on webhookd.job_queue
             -- recovered when its lease has ended: the late holder's token is worth nothing any more
             when old.status in ('leased','in_progress') and new.status = 'queued' then
                 old.leased_until < now() and
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.process_after,
+                (new.attempts, new.last_error, new.last_error_at, new.last_error_code,
                  new.lease_recoveries, new.started_at, new.result_ref, new.lease_token)
                     is not distinct from
-                (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.process_after,
+                (old.attempts, old.last_error, old.last_error_at, old.last_error_code,
                  old.lease_recoveries + 1, old.started_at, old.result_ref, null::uuid)
+                and new.process_after between old.process_after and greatest(old.process_after, now())
             when old.status = 'failed' and new.status in ('retry_waiting','dead_letter') then
                 (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.lease_token, new.started_at,
                  new.result_ref)

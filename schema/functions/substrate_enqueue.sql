@@ -15,7 +15,8 @@ language plpgsql security definer
 set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
 set enable_seqscan = off as $$
 declare
-    start_at constant timestamptz := coalesce(p_process_after, now());
+    -- Not in the past: it says since when the job can be claimed, and waits (fn_job_queue_health).
+    start_at constant timestamptz := greatest(p_process_after, now());
     job job_queue;
 begin
     perform require_label('kind', p_kind, 100);
@@ -34,7 +35,8 @@ begin
                     'personal_data at its top level: refer to it by payload_ref');
     perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
     -- Of years that every client's language has: a lease of a job whose times cannot be read would be nobody's.
-    perform require(start_at between '0001-01-02' and '9999-12-30', 'process_after must be a time of the years 1 to 9999');
+    perform require(p_process_after is null or p_process_after between '0001-01-02' and '9999-12-30',
+                    'process_after must be a time of the years 1 to 9999');
     -- One that has passed is no fault of a caller's who waited for a commit: such work is cancelled, as any other.
     perform require(p_deadline_at is null or p_deadline_at between '0001-01-02' and '9999-12-30',
                     'deadline_at must be a time of the years 1 to 9999');

@@ -85,7 +85,8 @@ begin
     if lost_ids <> '{}' then
         update job_queue q
         set status = 'queued', lease_name = null, lease_holder = null, lease_token = null, leased_until = null,
-            lease_ttl_seconds = null, status_signal = null, lease_recoveries = q.lease_recoveries + 1
+            lease_ttl_seconds = null, status_signal = null, lease_recoveries = q.lease_recoveries + 1,
+            process_after = greatest(q.process_after, now())  -- until now it was not waiting
         where q.job_id = any(lost_ids);
         perform record_job_moves(
             command, actor, lost_ids, lost_statuses, array_fill('queued'::text, array[cardinality(lost_ids)]),

@@ -926,6 +926,33 @@ async def test_the_policy_is_the_settings_or_the_kinds(substrate: Substrate) -> 
         assert await refusal(substrate.superuser, statement) == "substrate_setting", statement
     assert (await substrate.configure())["max_attempts"] == 7
 
+async def oldest_seconds(substrate: Substrate) -> float:
+    """For how long the oldest could have been claimed."""
+    return float((await substrate.call("fn_job_queue_health"))["oldest_queued_age_s"])
+
+
+async def test_no_job_is_older_than_it_is_there(substrate: Substrate) -> None:
+    """A time long past is no time for which it waited."""
+    await substrate.enqueue(p_process_after=datetime.now(UTC) - timedelta(days=900))
+    assert await oldest_seconds(substrate) < 60
+    await substrate.claim()
+
+
+async def test_a_recovered_job_waits_since_its_recovery(substrate: Substrate) -> None:
+    """Before that somebody held it; in the order of claiming it keeps its place."""
+    first = await substrate.enqueue()
+    await substrate.enqueue()
+    await substrate.superuser.execute(
+        "update webhookd.job_queue set process_after = now() - interval '1 h' where job_id = $1", first
+    )
+    assert await oldest_seconds(substrate) >= 3600
+    assert (await substrate.claim())["job_id"] == first
+    await substrate.expire(first)
+    assert (await substrate.reap())["recovered"] == 1
+    assert await oldest_seconds(substrate) < 60
+    assert (await substrate.claim())["job_id"] == first
+
+
 
 async def test_an_executor_may_do_its_part_and_no_more(substrate: Substrate, database: "Database") -> None:
     """With dot_executor alone: a job from claim to report is served; the rest is refused by PostgreSQL."""

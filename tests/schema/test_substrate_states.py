@@ -29,7 +29,12 @@ FAILURE = {
     "last_error_at": "now()",
 }
 SUCCESS = {"attempts": "attempts + 1", "leased_until": "null", "finished_at": "now()"}
-RECOVERY = {"lease_recoveries": "lease_recoveries + 1", "lease_token": "null", "leased_until": "null"}
+RECOVERY = {
+    "lease_recoveries": "lease_recoveries + 1",
+    "lease_token": "null",
+    "leased_until": "null",
+    "process_after": "now()",
+}
 CANCELLING = {"cancel_reason": "'not wanted'", "finished_at": "now()"}
 CLEANING = {"cleaned_from": "status", "safe_payload": "'{}'"}
 
@@ -96,6 +101,8 @@ WRONG: list[tuple[Status, Status, str, str, str]] = [
     (LEASED, QUEUED, "lease_recoveries", "lease_recoveries", "WH411"),
     (LEASED, QUEUED, "lease_token", "lease_token", "WH411"),
     (LEASED, QUEUED, "attempts", "attempts + 1", "WH411"),
+    (LEASED, QUEUED, "process_after", "now() + interval '1 s'", "WH411"),
+    (LEASED, QUEUED, "process_after", "process_after - interval '1 s'", "WH411"),
     (FAILED, RETRY_WAITING, "process_after", "process_after - interval '1 s'", "WH411"),
     (FAILED, RETRY_WAITING, "attempts", "0", "WH411"),
     (FAILED, RETRY_WAITING, "last_error_code", "'OTHER'", "WH411"),
