@@ -57,6 +57,8 @@ begin
     else
         insert into job_kind_policy as k
         select (jsonb_populate_record(null::job_kind_policy, given || jsonb_build_object('job_kind', p_kind))).*
+        -- A kind without a row has the defaults: to ask for nothing else asks for what is so already.
+        where jsonb_strip_nulls(given) <> '{}' or exists (select from job_kind_policy o where o.job_kind = p_kind)
         on conflict (job_kind) do update
         set (max_attempts, base_delay_seconds, max_delay_seconds, jitter, max_lease_recoveries, retention_seconds) = (
             select n.max_attempts, n.base_delay_seconds, n.max_delay_seconds, n.jitter, n.max_lease_recoveries,

@@ -837,6 +837,11 @@ async def test_who_asks_for_decisions_passes_no_workflows(substrate: Substrate, 
     await substrate.superuser.execute("analyze webhookd.job_command_run")
     async with substrate.superuser.transaction():
         await substrate.superuser.execute("set local session_replication_role = replica")
+    # Nothing is asked for, or what a kind without numbers has already.
+    for nothing in ("{}", '{"jitter": null}'):
+        for kind in ("k", "another"):
+            await substrate.call("fn_job_configure", p_settings=nothing, p_actor="Hal", p_kind=kind)
+    await substrate.call("fn_job_configure", p_settings="{}", p_actor="Hal")
         await substrate.superuser.execute(PAST_WORKFLOWS, MANY)
         await substrate.superuser.execute(PAST_MOVES, MANY)
     if analyzed:
@@ -848,6 +853,8 @@ async def test_who_asks_for_decisions_passes_no_workflows(substrate: Substrate, 
 
 
 # Numbers
+    kinds = await substrate.daemon.fetch("select job_kind from webhookd.job_kind_policy")
+    assert [kind for (kind,) in kinds] == ["k"]
 
 
 async def test_health_and_views_count_the_same(substrate: Substrate) -> None:
