@@ -1,40 +1,52 @@
 -- owner: webhookd_jobs
 -- Owns: events → jobs. Takes ids from job_event_queue, which a trigger fills; routing has no part in it.
 
--- Events of a type give jobs of a kind, from now on; or no more (`p_active` false), if they did.
+-- Events of a type give jobs of a kind, from now on, for this executor and with this priority, whatever was registered before. Or
+-- no more (`p_active` false), if they did: that changes nothing else, and executor and priority are not looked at. Answers with the
+-- registration that there is then.
 create or replace function webhookd.fn_job_register_event(
     p_event_type text, p_kind text, p_executor text, p_actor text, p_priority integer default 0, p_active boolean default true)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
-    wanted constant jsonb := jsonb_build_object(
-        'event_type', p_event_type, 'job_kind', p_kind, 'executor', p_executor, 'priority', p_priority, 'active', p_active);
+    is_change boolean;
+    registered jsonb;
 begin
     perform require(is_event_type(p_event_type),
                     'event_type must be 1 to 100 characters: words of letters, digits and _, joined by dots');
     perform require(not starts_with(p_event_type, 'dot.job.'),
                     'event_type must not begin with dot.job.: work that reports on work would never end');
     perform require_label('kind', p_kind, 100);
-    perform require_executor(p_executor);
+    perform require(p_active is not null, 'active must not be null');
+    if p_active or p_executor is not null then
+        perform require_executor(p_executor);
+    end if;
     perform require_label('actor', p_actor, 200);
     perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
-    perform require(p_active is not null, 'active must not be null');
-    -- A mistyped name would be switched off, and the one that was meant go on.
-    if not p_active and not exists (
-        select from job_event_registry r where r.event_type = p_event_type and r.job_kind = p_kind)
-    then
+    if p_active then
+        insert into job_event_registry as r (event_type, job_kind, executor, priority, active, registered_by)
+        values (p_event_type, p_kind, p_executor, p_priority, true, p_actor)
+        on conflict (event_type, job_kind) do update
+        set executor = excluded.executor, priority = excluded.priority, active = true,
+            registered_by = excluded.registered_by, registered_at = now()
+        where (r.executor, r.priority, r.active) <> (excluded.executor, excluded.priority, true);
+    else
+        update job_event_registry r set active = false, registered_by = p_actor, registered_at = now()
+        where r.event_type = p_event_type and r.job_kind = p_kind and r.active;
+    end if;
+    is_change := found;
+    select jsonb_build_object('event_type', r.event_type, 'job_kind', r.job_kind, 'executor', r.executor,
+                              'priority', r.priority, 'active', r.active)
+    into registered
+    from job_event_registry r where r.event_type = p_event_type and r.job_kind = p_kind;
+    if not found then
+        -- A mistyped name would be switched off, and the one that was meant go on.
         return refused('not_registered');
     end if;
-    insert into job_event_registry as r (event_type, job_kind, executor, priority, active, registered_by)
-    values (p_event_type, p_kind, p_executor, p_priority, p_active, p_actor)
-    on conflict (event_type, job_kind) do update
-    set executor = excluded.executor, priority = excluded.priority, active = excluded.active,
-        registered_by = excluded.registered_by, registered_at = now()
-    where (r.executor, r.priority, r.active) <> (excluded.executor, excluded.priority, excluded.active);
-    if found then
-        perform record_decision('fn_job_register_event', p_actor, wanted);
+    if is_change then
+        perform record_decision('fn_job_register_event', p_actor, registered);
     end if;
-    return wanted || '{"refused": false}';
+    return registered || '{"refused": false}';
 end
 $$;
 grant execute on function webhookd.fn_job_register_event(text, text, text, text, integer, boolean) to workflow_admin;

@@ -695,6 +695,28 @@ async def test_a_workflow_is_opened_once(substrate: Substrate) -> None:
 # Events
 
 
+async def test_switching_a_registration_off_changes_nothing_else(substrate: Substrate) -> None:
+    """Whatever executor and priority it is given, or none: the answer and the ledger have the row's own."""
+    register = {"p_event_type": "order.paid", "p_kind": "invoice", "p_actor": ACTOR}
+    registered = {"event_type": "order.paid", "job_kind": "invoice", "executor": "Agent", "priority": 7}
+    await substrate.call("fn_job_register_event", p_executor="Agent", p_priority=7, **register)
+    for executor in ("DOT", None):
+        off = await substrate.call("fn_job_register_event", p_executor=executor, p_active=False, **register)
+        assert off == registered | {"active": False, "refused": False}
+    row = await substrate.daemon.fetchrow(
+        "select event_type, job_kind, executor, priority, active from webhookd.job_event_registry"
+    )
+    assert dict(row or {}) == registered | {"active": False}
+    told = await substrate.daemon.fetchval(
+        "select detail from webhookd.job_command_run where command = 'fn_job_register_event' "
+        "order by run_id desc limit 1"
+    )
+    assert json.loads(told) == registered | {"active": False}
+    # To register again is to say anew who does it.
+    again = await substrate.call("fn_job_register_event", p_executor="DOT", **register)
+    assert said(again, "executor", "priority", "active") == ("DOT", 0, True)
+
+
 async def test_an_event_generates_its_job_once(substrate: Substrate) -> None:
     """Of a registered type, with cause and correlation; routing's queue is not touched by it."""
     register = {"p_event_type": "order.paid", "p_executor": "Agent", "p_actor": ACTOR}
@@ -815,6 +837,11 @@ async def test_the_ledger_says_who_decided(database: "Database") -> None:
     await substrate.call("fn_job_configure", p_settings='{"jitter": null}', p_actor="Eve", p_kind="k")
     await substrate.call("fn_job_register_event", p_actor="Flo", p_active=False, **register)
     await substrate.call("fn_job_enable", p_enabled=False, p_actor="Gus")
+    # Nothing is asked for, or what a kind without numbers has already.
+    for nothing in ("{}", '{"jitter": null}'):
+        for kind in ("k", "another"):
+            await substrate.call("fn_job_configure", p_settings=nothing, p_actor="Hal", p_kind=kind)
+    await substrate.call("fn_job_configure", p_settings="{}", p_actor="Hal")
     rows = await substrate.daemon.fetch("select * from webhookd.job_command_run order by run_id")
     registered = {"event_type": "a.b", "job_kind": "k", "executor": "DOT", "priority": 0}
     assert [(row["command"], row["actor"], json.loads(row["detail"])) for row in rows] == [
@@ -826,6 +853,8 @@ async def test_the_ledger_says_who_decided(database: "Database") -> None:
         ("fn_job_register_event", "Flo", registered | {"active": False}),
         ("fn_job_enable", "Gus", {"enabled": False}),
     ]
+    kinds = await substrate.daemon.fetch("select job_kind from webhookd.job_kind_policy")
+    assert [kind for (kind,) in kinds] == ["k"]
     login = await substrate.daemon.fetchval("select session_user::text")
     assert {(row["called_by"], row["job_id"], row["to_status"]) for row in rows} == {(login, None, None)}
     assert await substrate.daemon.fetchval("select registered_by from webhookd.job_event_registry") == "Flo"
@@ -837,11 +866,6 @@ async def test_who_asks_for_decisions_passes_no_workflows(substrate: Substrate, 
     await substrate.superuser.execute("analyze webhookd.job_command_run")
     async with substrate.superuser.transaction():
         await substrate.superuser.execute("set local session_replication_role = replica")
-    # Nothing is asked for, or what a kind without numbers has already.
-    for nothing in ("{}", '{"jitter": null}'):
-        for kind in ("k", "another"):
-            await substrate.call("fn_job_configure", p_settings=nothing, p_actor="Hal", p_kind=kind)
-    await substrate.call("fn_job_configure", p_settings="{}", p_actor="Hal")
         await substrate.superuser.execute(PAST_WORKFLOWS, MANY)
         await substrate.superuser.execute(PAST_MOVES, MANY)
     if analyzed:
@@ -853,8 +877,6 @@ async def test_who_asks_for_decisions_passes_no_workflows(substrate: Substrate, 
 
 
 # Numbers
-    kinds = await substrate.daemon.fetch("select job_kind from webhookd.job_kind_policy")
-    assert [kind for (kind,) in kinds] == ["k"]
 
 
 async def test_health_and_views_count_the_same(substrate: Substrate) -> None:
@@ -904,6 +926,33 @@ async def test_health_and_views_count_the_same(substrate: Substrate) -> None:
     assert said(less, "backlog", "counted_up_to") == (2, 2)
 
 
+async def oldest_seconds(substrate: Substrate) -> float:
+    """For how long the oldest could have been claimed."""
+    return float((await substrate.call("fn_job_queue_health"))["oldest_queued_age_s"])
+
+
+async def test_no_job_is_older_than_it_is_there(substrate: Substrate) -> None:
+    """A time long past is no time for which it waited."""
+    await substrate.enqueue(p_process_after=datetime.now(UTC) - timedelta(days=900))
+    assert await oldest_seconds(substrate) < 60
+    await substrate.claim()
+
+
+async def test_a_recovered_job_waits_since_its_recovery(substrate: Substrate) -> None:
+    """Before that somebody held it; in the order of claiming it keeps its place."""
+    first = await substrate.enqueue()
+    await substrate.enqueue()
+    await substrate.superuser.execute(
+        "update webhookd.job_queue set process_after = now() - interval '1 h' where job_id = $1", first
+    )
+    assert await oldest_seconds(substrate) >= 3600
+    assert (await substrate.claim())["job_id"] == first
+    await substrate.expire(first)
+    assert (await substrate.reap())["recovered"] == 1
+    assert await oldest_seconds(substrate) < 60
+    assert (await substrate.claim())["job_id"] == first
+
+
 async def test_the_policy_is_the_settings_or_the_kinds(substrate: Substrate) -> None:
     """A kind's own number wins, until it is taken back; a bad one changes nothing."""
     assert said(await substrate.configure(), "max_attempts", "base_delay_seconds", "max_delay_seconds") == (
@@ -932,33 +981,6 @@ async def test_the_policy_is_the_settings_or_the_kinds(substrate: Substrate) -> 
     ):
         assert await refusal(substrate.superuser, statement) == "substrate_setting", statement
     assert (await substrate.configure())["max_attempts"] == 7
-
-async def oldest_seconds(substrate: Substrate) -> float:
-    """For how long the oldest could have been claimed."""
-    return float((await substrate.call("fn_job_queue_health"))["oldest_queued_age_s"])
-
-
-async def test_no_job_is_older_than_it_is_there(substrate: Substrate) -> None:
-    """A time long past is no time for which it waited."""
-    await substrate.enqueue(p_process_after=datetime.now(UTC) - timedelta(days=900))
-    assert await oldest_seconds(substrate) < 60
-    await substrate.claim()
-
-
-async def test_a_recovered_job_waits_since_its_recovery(substrate: Substrate) -> None:
-    """Before that somebody held it; in the order of claiming it keeps its place."""
-    first = await substrate.enqueue()
-    await substrate.enqueue()
-    await substrate.superuser.execute(
-        "update webhookd.job_queue set process_after = now() - interval '1 h' where job_id = $1", first
-    )
-    assert await oldest_seconds(substrate) >= 3600
-    assert (await substrate.claim())["job_id"] == first
-    await substrate.expire(first)
-    assert (await substrate.reap())["recovered"] == 1
-    assert await oldest_seconds(substrate) < 60
-    assert (await substrate.claim())["job_id"] == first
-
 
 
 async def test_an_executor_may_do_its_part_and_no_more(substrate: Substrate, database: "Database") -> None:

@@ -190,6 +190,9 @@ class NewRegistration(msgspec.Struct, forbid_unknown_fields=True):
 
     event_type: EventType
     job_kind: Kind
-    executor: ByExecutor
+    executor: Annotated[ByExecutor | None, Meta(description="needed unless it is switched off")] = None
     priority: Priority = 0
-    active: Annotated[bool, Meta(description="false: events of this type give no more such jobs")] = True
+    active: Annotated[
+        bool,
+        Meta(description="false: events of this type give no more such jobs; the rest stays as it is"),
+    ] = True

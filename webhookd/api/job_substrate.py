@@ -20,7 +20,7 @@ from webhookd.api.wake import Wake
 from webhookd.config.settings import Settings
 from webhookd.store import job_reads, job_substrate
 from webhookd.store.connection import Connection
-from webhookd.store.job_results import Registered
+from webhookd.store.job_results import NewRegistration
 from webhookd.store.reads import Row
 
 
@@ -60,7 +60,9 @@ class JobSubstrate:
                 self._register,
                 "Let events of a type give jobs of a kind",
                 job_responses.Registration,
-                description="From the next event on, one job each. Asked again, it is changed.",
+                description="From the next event on, one job each. Asked again, it is changed, to the "
+                "executor and the priority that are given then. With `active: false` it is switched off and "
+                "otherwise left as it is: the answer has the executor and the priority that it has.",
                 body=job_requests.NewRegistration,
                 own_problems=((404, "not_found"),),
             ),
@@ -79,7 +81,7 @@ class JobSubstrate:
 
     async def _register(self, request: web.Request) -> web.Response:
         asked = await read_json(request, job_requests.NewRegistration, self._settings().api.max_payload_bytes)
-        wanted = Registered(**msgspec.structs.asdict(asked))
+        wanted = NewRegistration(**msgspec.structs.asdict(asked))
         registered = await self._database.ask(
             lambda connection: job_substrate.register_event(connection, wanted, request[ACTOR])
         )

@@ -118,31 +118,37 @@ def configure(client: Client, *, kind: str | None, as_json: bool, **numbers: flo
     output.show_answer(client.patch(PATH, asked), _screen, as_json=as_json)
 
 
-@click.command("register", epilog=example("webhookd jobs register order.created invoice.make --priority 5"))
+@click.command(
+    "register",
+    epilog=example(
+        "webhookd jobs register order.created invoice.make --priority 5",
+        "webhookd jobs register order.created invoice.make --off",
+    ),
+)
 @click.argument("event_type", type=some_text)
 @click.argument("kind", type=some_text)
 @executor_option("Who shall do them.")
 @priority_option
-@click.option("--off", is_flag=True, help="No more, from now on.")
+@click.option("--off", is_flag=True, help="No more, from now on; the rest of it stays as it is.")
 @json_option
 @asks_daemon
 def register(
     client: Client, *, event_type: str, kind: str, executor: str, priority: int, off: bool, as_json: bool
 ) -> None:
-    """Let every event of EVENT_TYPE give one job of KIND, from now on."""
-    asked = {
-        "event_type": event_type,
-        "job_kind": kind,
-        "executor": executor,
-        "priority": priority,
-        "active": not off,
-    }
-    answer = client.post("/v1/job-registrations", asked)
+    """Let every event of EVENT_TYPE give one job of KIND, from now on.
+
+    What is registered already is changed: to this executor and priority, or to their defaults.
+    """
+    which = {"event_type": event_type, "job_kind": kind}
+    how = {"active": False} if off else {"executor": executor, "priority": priority}
+    answer = client.post("/v1/job-registrations", which | how)
     if as_json:
         output.show_json(answer.body)
     else:
-        gives = "give no more" if off else "give"
-        click.echo(f"{escaped(event_type)} events {gives} {escaped(kind)} jobs for {executor}")
+        is_now = answer.value
+        gives = "give" if is_now["active"] else "give no more"
+        words = f"{escaped(event_type)} events {gives} {escaped(kind)} jobs for {escaped(is_now['executor'])}"
+        click.echo(f"{words}, priority {is_now['priority']}" if is_now["priority"] else words)
 
 
 COMMANDS = (status, enable, disable, configure, register)

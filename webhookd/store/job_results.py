@@ -124,6 +124,16 @@ class Opened(msgspec.Struct, frozen=True):
     duplicate: bool
 
 
+class NewRegistration(msgspec.Struct, frozen=True):
+    """What is asked for; not active, it is switched off, and otherwise as it was."""
+
+    event_type: str
+    job_kind: str
+    executor: Executor | None
+    priority: int
+    active: bool
+
+
 class Registered(msgspec.Struct, frozen=True):
     """Events of this type give jobs of this kind."""
 

@@ -17,6 +17,7 @@ from webhookd.store.job_results import (
     Health,
     JobRefusal,
     NewJob,
+    NewRegistration,
     Opened,
     Policy,
     Reaped,
@@ -124,8 +125,10 @@ async def open_workflow(
     )
 
 
-async def register_event(connection: Connection, wanted: Registered, actor: str) -> Registered | JobRefusal:
-    """From now on, or no more: events of a type give jobs of a kind."""
+async def register_event(
+    connection: Connection, wanted: NewRegistration, actor: str
+) -> Registered | JobRefusal:
+    """From now on, or no more: events of a type give jobs of a kind. The registration that there is then."""
     return await _called(
         connection,
         "fn_job_register_event",

@@ -196,6 +196,15 @@ async def test_what_is_refused(api: Client, flow: Flow) -> None:
     assert (await api.event(event_type="dot.jobs")).status == 202
     registered = {"event_type": "dot.job.failed", "job_kind": KIND, "executor": "Agent"}
     assert (await api.post("/v1/job-registrations", registered)).told == (422, "invalid_request")
+    which = {"event_type": EVENT_TYPE, "job_kind": KIND}
+    assert (await api.post("/v1/job-registrations", which)).told == (422, "invalid_request")
+    there_is = which | {"executor": "Agent", "priority": 3, "active": True}
+    assert (await api.post("/v1/job-registrations", there_is)).body == there_is
+    off = await api.post("/v1/job-registrations", which | {"active": False})
+    assert off.body == there_is | {"active": False}
+    before = (await api.get("/v1/job-substrate")).body
+    after = (await api.patch("/v1/job-substrate", {"kind_policy": {"job_kind": "zz"}})).body
+    assert (after["kind_policies"], after["decisions"]) == (before["kind_policies"], before["decisions"])
     policy = {"kind_policy": {"job_kind": KIND, "max_attempts": 1, "jitter": None}, "policy": {"jitter": 0.5}}
     changed = (await api.patch("/v1/job-substrate", policy)).body
     assert changed["policy"]["jitter"] == 0.5

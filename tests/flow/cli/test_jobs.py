@@ -110,6 +110,10 @@ async def test_jobs_are_given_and_looked_after(cli: Shell) -> None:
     assert (await cli.run("jobs", "requeue", job)).error.endswith("(not_dead_letter)")
     registered = await cli.done("jobs", "register", "order.created", KIND, "--executor", "Agent")
     assert registered.out == f"order.created events give {KIND} jobs for Agent\n"
+    off = await cli.done("jobs", "register", "order.created", KIND, "--off")
+    assert off.out == f"order.created events give no more {KIND} jobs for Agent\n"
+    again = await cli.done("jobs", "register", "order.created", KIND, "--executor", "DOT", "--priority", "5")
+    assert again.out == f"order.created events give {KIND} jobs for DOT, priority 5\n"
     off = await cli.run("jobs", "register", "order.craeted", KIND, "--off")
     assert (off.exit_code, "they were never registered" in off.error) == (1, True)
     await cli.done("jobs", "configure", "--max-attempts", "3", "--jitter", "0.5")
