@@ -7,7 +7,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from webhookd.api import health_responses, responses
 from webhookd.api.answers import HEADERS, answer
-from webhookd.api.routes import Route
+from webhookd.api.routes import OtherAnswer, Route
+
+NOT_READY = OtherAnswer("Not ready, and why", {"ready": False, "because": ["the database does not answer"]})
 
 
 class Health:
@@ -41,7 +43,7 @@ class Health:
                 self._readyz,
                 "Whether work sent here is done now",
                 health_responses.Readiness,
-                other_answers={503: "Not ready, and why"},
+                other_answers={503: NOT_READY},
                 asks_database=False,
             ),
             Route(

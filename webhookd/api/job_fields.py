@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from webhookd.api.fields import IdempotencyKey, Uuid
+from webhookd.api.fields import CorrelationId, IdempotencyKey, KeyHeader, Uuid
 from webhookd.model.labels import LABEL, MAX_REF_CHARACTERS
 from webhookd.model.states import Executor, WorkflowStatus, WorkStatus
 
@@ -22,6 +22,13 @@ JobKey: TypeAlias = Annotated[
         examples=["picture-7"],
         description="there is one job for a kind and a key, however often it is enqueued",
     ),
+]
+JobKeyHeader: TypeAlias = Annotated[KeyHeader, Meta(examples=["picture-7"])]
+JobCorrelationId: TypeAlias = Annotated[
+    CorrelationId, Meta(description="handed to its executor, and of every event about it")
+]
+WorkflowCorrelationId: TypeAlias = Annotated[
+    CorrelationId, Meta(description="for the record; its jobs have their own")
 ]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=LABEL, examples=["worker-7"])]
 Domain: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100, pattern=LABEL, examples=["general"])]
@@ -75,6 +82,8 @@ WorkErrorCode: TypeAlias = Annotated[
 ErrorText: TypeAlias = Annotated[str, Meta(pattern=r"^[^\x00]*\Z", examples=["no such picture"])]
 Attempts: TypeAlias = Annotated[int, Meta(ge=1, le=1000, examples=[5])]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=315_360_000, examples=[30.0])]
+MaxDelay: TypeAlias = Annotated[Seconds, Meta(examples=[3600.0])]
+Retention: TypeAlias = Annotated[Seconds, Meta(examples=[604_800.0])]
 Jitter: TypeAlias = Annotated[float, Meta(ge=0, le=1, examples=[0.0])]
 Recoveries: TypeAlias = Annotated[
     int,

@@ -5,33 +5,37 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from webhookd.api.fields import CorrelationId, EventType, Id, Time, Uuid
+from webhookd.api.fields import EventType, Id, Time, Uuid
 from webhookd.api.job_fields import (
     Attempts,
     ByExecutor,
     Domain,
     ErrorText,
     Jitter,
+    JobCorrelationId,
     JobKey,
     Kind,
     LeaseSeconds,
     LeaseToken,
+    MaxDelay,
     Name,
     NewSafePayload,
     Priority,
     Recoveries,
     Ref,
+    Retention,
     Seconds,
     Status,
     WaitSeconds,
     Words,
+    WorkflowCorrelationId,
 )
 from webhookd.api.requests import DEFAULT_LIMIT, MAX_LIMIT, given
 from webhookd.store.job_reads import JobPage
 
 
-class AskedJob(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /v1/jobs as it is read: the key may be in the header."""
+class NewJob(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/jobs."""
 
     kind: Kind
     executor: ByExecutor
@@ -44,18 +48,12 @@ class AskedJob(msgspec.Struct, forbid_unknown_fields=True):
     priority: Priority = 0
     process_after: Annotated[Time, Meta(description="not before; else now")] | None = None
     deadline_at: Annotated[Time, Meta(description="what waits then is cancelled")] | None = None
-    correlation_id: CorrelationId | None = None
+    correlation_id: JobCorrelationId | None = None
     causation_event_id: Annotated[Id, Meta(description="the event that it follows from")] | None = None
     event_domain: Domain = "general"
     source_system: Name = "webhookd"
     workflow_id: Uuid | None = None
     parent_job_id: Annotated[Uuid, Meta(description="a link for the record: it orders nothing")] | None = None
-
-
-class NewJob(AskedJob, kw_only=True):
-    """POST /v1/jobs as it is documented: it must have a key."""
-
-    idempotency_key: JobKey
 
 
 # Not of all fields: this one can be sent as it stands, where no event, workflow or other job is.
@@ -104,7 +102,10 @@ class ReportFailure(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/jobs/{id}/fail. What is longer than 100 and 2000 characters is cut."""
 
     lease_token: LeaseToken
-    error_code: ErrorText | None = None
+    error_code: (
+        Annotated[ErrorText, Meta(examples=["NO_PICTURE"], description="what went wrong, for programs")]
+        | None
+    ) = None
     error_message: ErrorText | None = None
     permanent: Annotated[bool, Meta(description="no further attempt can help")] = False
 
@@ -148,7 +149,7 @@ class NewWorkflow(msgspec.Struct, forbid_unknown_fields=True):
 
     workflow_kind: Kind
     generator: Annotated[Name, Meta(examples=["MOT:template_1"], description="who makes its jobs")]
-    correlation_id: CorrelationId | None = None
+    correlation_id: WorkflowCorrelationId | None = None
     workflow_id: (
         Annotated[Uuid, Meta(description="the generator's own; asked again, it is the same")] | None
     ) = None
@@ -159,10 +160,10 @@ class PolicyChange(msgspec.Struct, forbid_unknown_fields=True):
 
     max_attempts: Attempts | UnsetType = UNSET
     base_delay_seconds: Seconds | UnsetType = UNSET
-    max_delay_seconds: Seconds | UnsetType = UNSET
+    max_delay_seconds: MaxDelay | UnsetType = UNSET
     jitter: Jitter | UnsetType = UNSET
     max_lease_recoveries: Recoveries | UnsetType = UNSET
-    retention_seconds: Seconds | UnsetType = UNSET
+    retention_seconds: Retention | UnsetType = UNSET
 
 
 class KindPolicyChange(msgspec.Struct, forbid_unknown_fields=True):
@@ -171,10 +172,10 @@ class KindPolicyChange(msgspec.Struct, forbid_unknown_fields=True):
     job_kind: Kind
     max_attempts: Attempts | UnsetType | None = UNSET
     base_delay_seconds: Seconds | UnsetType | None = UNSET
-    max_delay_seconds: Seconds | UnsetType | None = UNSET
+    max_delay_seconds: MaxDelay | UnsetType | None = UNSET
     jitter: Jitter | UnsetType | None = UNSET
     max_lease_recoveries: Recoveries | UnsetType | None = UNSET
-    retention_seconds: Seconds | UnsetType | None = UNSET
+    retention_seconds: Retention | UnsetType | None = UNSET
 
 
 class SubstrateChange(msgspec.Struct, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from webhookd.api.fields import CorrelationId, Count, EventType, Id, Time, Uuid
+from webhookd.api.fields import Count, EventType, Id, Time, Uuid
 from webhookd.api.health_responses import JobQueue
 from webhookd.api.job_fields import (
     Attempts,
@@ -13,18 +13,22 @@ from webhookd.api.job_fields import (
     Domain,
     ErrorText,
     Jitter,
+    JobCorrelationId,
     JobKey,
     Kind,
     LeaseToken,
+    MaxDelay,
     Name,
     OfWorkflow,
     Priority,
     Recoveries,
     Ref,
+    Retention,
     SafePayload,
     Seconds,
     Status,
     WorkErrorCode,
+    WorkflowCorrelationId,
 )
 
 
@@ -57,7 +61,7 @@ class ClaimedJob(TypedDict):
     priority: Priority
     process_after: Time
     deadline_at: Time | None
-    correlation_id: CorrelationId | None
+    correlation_id: JobCorrelationId | None
     causation_event_id: Id | None
     parent_job_id: Uuid | None
     workflow_id: Uuid | None
@@ -134,7 +138,7 @@ class Job(TypedDict):
     process_after: Time
     deadline_at: Time | None
     priority: Priority
-    correlation_id: CorrelationId | None
+    correlation_id: JobCorrelationId | None
     causation_event_id: Id | None
     parent_job_id: Uuid | None
     workflow_id: Uuid | None
@@ -214,7 +218,7 @@ class Workflow(TypedDict):
     workflow_kind: Kind
     generator: Name
     status: OfWorkflow
-    correlation_id: CorrelationId | None
+    correlation_id: WorkflowCorrelationId | None
     enqueued_by: Name
     enqueued_at: Time
     finished_at: Time | None
@@ -227,10 +231,10 @@ class Policy(TypedDict):
 
     max_attempts: Attempts
     base_delay_seconds: Seconds
-    max_delay_seconds: Seconds
+    max_delay_seconds: MaxDelay
     jitter: Jitter
     max_lease_recoveries: Recoveries
-    retention_seconds: Annotated[Seconds, Meta(examples=[604_800.0])]
+    retention_seconds: Retention
 
 
 class KindPolicy(TypedDict):
@@ -239,10 +243,10 @@ class KindPolicy(TypedDict):
     job_kind: Kind
     max_attempts: Attempts | None
     base_delay_seconds: Seconds | None
-    max_delay_seconds: Seconds | None
+    max_delay_seconds: MaxDelay | None
     jitter: Jitter | None
     max_lease_recoveries: Recoveries | None
-    retention_seconds: Seconds | None
+    retention_seconds: Retention | None
 
 
 class Registration(TypedDict):

@@ -12,7 +12,7 @@ from webhookd.api.bodies import path_uuid, read_json
 from webhookd.api.database import Database
 from webhookd.api.job_problems import DISABLED, done
 from webhookd.api.problems import not_found
-from webhookd.api.routes import UUID_ID, Route
+from webhookd.api.routes import AGAIN, UUID_ID, Route
 from webhookd.config.settings import Settings
 from webhookd.store import job_reads, job_substrate
 
@@ -39,7 +39,7 @@ class JobWorkflows:
                 CREATED,
                 description="Its jobs name it as `workflow_id`. With an id of your own, safe to ask again.",
                 body=job_requests.NewWorkflow,
-                other_answers={DUPLICATE: "It was there already"},
+                other_answers={DUPLICATE: AGAIN},
                 own_problems=((409, "workflow_conflict"), DISABLED),
             ),
             Route(

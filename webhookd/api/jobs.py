@@ -10,11 +10,12 @@ from webhookd.api.answers import answer, page_of, raw
 from webhookd.api.auth import ACTOR
 from webhookd.api.bodies import path_uuid, read_json, read_optional_json, read_query
 from webhookd.api.database import Database
+from webhookd.api.job_fields import JobKeyHeader
 from webhookd.api.job_problems import DISABLED, done
 from webhookd.api.keys import agreed_key, key_in_header
 from webhookd.api.problems import invalid, not_found
 from webhookd.api.requests import given
-from webhookd.api.routes import UUID_ID, Route
+from webhookd.api.routes import AGAIN, UUID_ID, Route
 from webhookd.api.wake import Wake
 from webhookd.config.settings import Settings
 from webhookd.store import job_reads, job_substrate
@@ -42,11 +43,14 @@ class Jobs:
                 "Enqueue a job",
                 job_responses.JobEnqueued,
                 CREATED,
-                description="Answered after the commit. The same kind and key with the same content gives "
-                "the first job and 200; with other content 409. The key may come in the header "
-                "`Idempotency-Key` instead; in both, it must be the same.",
+                description="Answered after the commit. It needs a key, in the body or in the header; in "
+                "both it must be the same. The same kind and key with the same content gives the first job, "
+                "as it is by now, and 200; with other content 409. The content is executor, source_ref, "
+                "target_ref, payload_ref, safe_payload, workflow_id and parent_job_id: the rest stays the "
+                "first one's.",
                 body=job_requests.JobToEnqueue,
-                other_answers={DUPLICATE: "It was there already"},
+                headers={"Idempotency-Key": JobKeyHeader},
+                other_answers={DUPLICATE: AGAIN},
                 own_problems=(
                     (404, "not_found"),
                     (409, "idempotency_conflict"),
@@ -100,7 +104,7 @@ class Jobs:
 
     async def _enqueue(self, request: web.Request) -> web.Response:
         in_header = key_in_header(request)
-        asked = await read_json(request, job_requests.AskedJob, self._settings().api.max_payload_bytes)
+        asked = await read_json(request, job_requests.NewJob, self._settings().api.max_payload_bytes)
         key = agreed_key(in_header, asked.idempotency_key)
         if key is None:
             raise invalid("idempotency_key is needed, here or as the header Idempotency-Key")

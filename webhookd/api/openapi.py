@@ -112,12 +112,18 @@ def _parameters(route: Route, schemas: Schemas) -> Iterable[Schema]:
 
 
 def _answers(route: Route, schemas: Schemas) -> Schema:
-    described = {route.status: HTTPStatus(route.status).phrase} | dict(route.other_answers)
     content = _content(schemas.of(route.answer), schemas)
-    return {
-        str(status): {"description": description, "content": {route.media_type: content}}
-        for status, description in described.items()
-    } | {str(status): {"description": said} for status, said in route.empty_answers.items()}
+    usual = {"description": HTTPStatus(route.status).phrase, "content": {route.media_type: content}}
+    others = {
+        str(status): {
+            "description": other.description,
+            "content": {route.media_type: content | {"example": content["example"] | other.example}},
+        }
+        for status, other in route.other_answers.items()
+    }
+    return {str(route.status): usual, **others} | {
+        str(status): {"description": said} for status, said in route.empty_answers.items()
+    }
 
 
 def _problems(route: Route, schemas: Schemas) -> Schema:

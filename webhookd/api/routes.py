@@ -5,7 +5,7 @@ The handler reads and answers by the same types; /openapi.json is made of what i
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from aiohttp import web
 
@@ -41,6 +41,17 @@ _OF_BODIES: tuple[Told, ...] = (
 _OF_THE_DATABASE: tuple[Told, ...] = ((503, "unavailable"),)
 
 
+class OtherAnswer(NamedTuple):
+    """Another status for an answer of the same type, and how its example differs."""
+
+    description: str
+    example: Mapping[str, object]
+
+
+# Of what may be asked for twice.
+AGAIN = OtherAnswer("It was there already", {"duplicate": True})
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """No scope: open to all."""
@@ -58,7 +69,7 @@ class Route:
     body: Any = None
     body_optional: bool = False
     headers: Mapping[str, Any] = field(default_factory=dict)
-    other_answers: Mapping[int, str] = field(default_factory=dict)  # of the same type
+    other_answers: Mapping[int, OtherAnswer] = field(default_factory=dict)
     empty_answers: Mapping[int, str] = field(default_factory=dict)  # without a body
     own_problems: tuple[Told, ...] = ()
     asks_database: bool = True

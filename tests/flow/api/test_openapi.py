@@ -128,8 +128,41 @@ async def test_the_example_of_a_job_can_be_sent_as_it_stands(api: Client) -> Non
     claimed = await api.post("/v1/jobs/claim", CLAIM | {"kind": example["kind"]})
     assert (claimed.status, claimed.body["safe_payload"]) == (200, example["safe_payload"])
     schema = document["components"]["schemas"]["NewJob"]
-    assert set(schema["required"]) == {"kind", "executor", "idempotency_key"}
-    assert "one job" in schema["properties"]["idempotency_key"]["description"]
+    assert set(schema["required"]) == {"kind", "executor"}
+    [key, _] = schema["properties"]["idempotency_key"]["anyOf"]
+    assert "one job" in key["description"]
+    [header] = operation["parameters"]
+    assert (header["in"], header["name"]) == ("header", "Idempotency-Key")
+    in_header = {name: value for name, value in example.items() if name != "idempotency_key"}
+    again = await api.ask(
+        "POST", "/v1/jobs", json=in_header, headers={"Idempotency-Key": example["idempotency_key"]}
+    )
+    assert (again.status, again.body["duplicate"]) == (200, True)
+
+
+async def test_the_examples_of_jobs_are_of_jobs(api: Client) -> None:
+    """A duplicate's says so, a failure's code is none of its words, and numbers are such as somebody has."""
+    document = await document_of(api)
+
+    def example(path: str, method: str, status: str | None = None) -> Any:
+        operation = document["paths"][path][method]
+        part = operation["requestBody"] if status is None else operation["responses"][status]
+        return part["content"]["application/json"]["example"]
+
+    for path in ("/v1/jobs", "/v1/job-workflows"):
+        told = [example(path, "post", status)["duplicate"] for status in ("201", "200")]
+        assert told == [False, True], path
+    assert example("/readyz", "get", "503") != example("/readyz", "get", "200")
+    failure = example("/v1/jobs/{id}/fail", "post")
+    assert failure["error_code"] != failure["error_message"]
+    change = example("/v1/job-substrate", "patch")
+    for policy in (change["policy"], change["kind_policy"]):
+        assert policy["base_delay_seconds"] < policy["max_delay_seconds"] < policy["retention_seconds"]
+    schemas = document["components"]["schemas"]
+    of_events = schemas["NewEvent"]["properties"]["correlation_id"]
+    for name in ("NewJob", "NewWorkflow", "Job", "Workflow", "ClaimedJob"):
+        assert schemas[name]["properties"]["correlation_id"] != of_events, name
+    assert "documented" not in schemas["NewJob"]["description"]
 
 
 @pytest.mark.once
