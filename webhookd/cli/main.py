@@ -58,6 +58,19 @@ def commands(context: click.Context, config_path: Path | None) -> None:
     context.obj = config_path
 
 
+def _proposing_what_is_shown(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Without hidden options, which are there to refuse what is given by them."""
+    parameters = error.ctx.command.params if error.ctx else []
+    shown = {
+        name
+        for parameter in parameters
+        if isinstance(parameter, click.Option) and not parameter.hidden
+        for name in parameter.opts
+    }
+    close = [name for name in error.possibilities or () if name in shown]
+    return click.NoSuchOption(error.option_name, possibilities=close, ctx=error.ctx)
+
+
 def main() -> None:
     """Run the command line."""
     try:
@@ -66,9 +79,10 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        context = error.ctx if isinstance(error, click.UsageError) else None
+        told = _proposing_what_is_shown(error) if isinstance(error, click.NoSuchOption) else error
+        context = told.ctx if isinstance(told, click.UsageError) else None
         hint = f" (see `{context.command_path} --help`)" if context else ""
-        message = " ".join(error.format_message().split())  # click lists choices a line each
+        message = " ".join(told.format_message().split())  # click lists choices a line each
         click.echo(f"webhookd: {message}{hint}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):

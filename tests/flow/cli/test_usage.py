@@ -68,6 +68,19 @@ async def test_a_mistake_is_one_line(lonely: Shell, words: list[str]) -> None:
     assert "--help`" in ran.error
 
 
+async def test_no_hidden_option_is_proposed(lonely: Shell) -> None:
+    """It is there to refuse what is given by it."""
+    for words, proposed in (
+        (("status", "--tokn"), "'--token-file'"),
+        (("listen", "--secrt"), ""),
+    ):
+        ran = await lonely.run(*words, "x")
+        assert ran.exit_code == 2
+        assert proposed in ran.error
+        assert "'--token'" not in ran.error
+        assert "'--secret'" not in ran.error
+
+
 async def test_shells_complete_commands_options_and_values(lonely: Shell) -> None:
     """The script of each shell is printed; what it then asks is answered."""
     for shell in ("bash", "zsh", "fish"):
