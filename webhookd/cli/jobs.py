@@ -26,7 +26,7 @@ from webhookd.cli.options import (
     time_to_come,
     workflow_id,
 )
-from webhookd.cli.text import excerpt
+from webhookd.cli.text import escaped, excerpt
 from webhookd.model.states import WorkStatus
 
 MAX_SAFE_PAYLOAD_BYTES = 64 * 1024
@@ -48,7 +48,11 @@ def command() -> None:
 @click.argument("kind", type=some_text)
 @executor_option("Who shall do it.")
 @click.option(
-    "--key", type=some_text, metavar="KEY", help="With the same key it is the same job (default: a new one)."
+    "--key",
+    "--idempotency-key",
+    type=some_text,
+    metavar="KEY",
+    help="With the same key it is the same job (default: a new one).",
 )
 @click.option("--source-ref", type=some_text, metavar="REF", help="Where what it is about is.")
 @click.option("--target-ref", type=some_text, metavar="REF", help="Where its result belongs.")
@@ -73,7 +77,12 @@ def command() -> None:
 def enqueue(
     client: Client, *, kind: str, key: str | None, safe_payload: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Enqueue a job of a KIND, and print its id, followed by `duplicate` if it was there already."""
+    """Enqueue a job of a KIND, and print its id.
+
+    With the key of a job that was there already it is that job: its id is followed by `duplicate` and how it
+    stands, for it may be over. The content must be the same too: executor, refs, safe payload, workflow and
+    parent.
+    """
     _require_in_order(given["after"], given["deadline"])
     asked = {
         "kind": kind,
@@ -96,7 +105,8 @@ def enqueue(
         output.show_json(answer.body)
         return
     enqueued = answer.value
-    click.echo(f"{enqueued['job_id']}{' duplicate' if enqueued['duplicate'] else ''}")
+    was_there = f" duplicate {escaped(enqueued['status'])}" if enqueued["duplicate"] else ""
+    click.echo(f"{enqueued['job_id']}{was_there}")
 
 
 @command.command("list", epilog=example("webhookd jobs list --status dead_letter --kind thumbnail.make"))

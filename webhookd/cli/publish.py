@@ -23,7 +23,9 @@ MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 )
 @click.argument("event_type", required=False)
 @click.argument("payload", required=False)
-@click.option("--idempotency-key", metavar="KEY", help="Sent again with the same key, it is the same event.")
+@click.option(
+    "--idempotency-key", "--key", metavar="KEY", help="Sent again with the same key, it is the same event."
+)
 @click.option("--correlation-id", metavar="ID", help="Travels with the event, to its receivers.")
 @click.option(
     "--batch",

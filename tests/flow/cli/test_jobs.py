@@ -99,7 +99,8 @@ async def test_jobs_are_given_and_looked_after(cli: Shell) -> None:
         "2h",
     )
     job = await enqueued(cli, *options)
-    assert await enqueued(cli, *options[:-2]) == f"{job} duplicate"
+    assert await enqueued(cli, *options[:-2]) == f"{job} duplicate queued"
+    assert await enqueued(cli, "--idempotency-key", *options[1:-2]) == f"{job} duplicate queued"
     later = await enqueued(cli, "--after", "7d")
     listed = await cli.done("jobs", "list", "--kind", KIND, "--status", "queued", "--json")
     assert [row["job_id"] for row in listed.documents] == [later, job]
@@ -416,7 +417,7 @@ async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) ->
         (["enqueue", KIND, "--deadline", "0s"], "0s has passed"),
         (["enqueue", KIND, "--deadline", "1h", "--after", "2h"], "--deadline must be after --after"),
         (["requeue", NOBODY, "--deadline", "2026-01-31T08:00:00Z"], "has passed"),
-        (["enqueue", KIND, "--key", ""], "'--key': it must not be empty"),
+        (["enqueue", KIND, "--key", ""], "'--key' / '--idempotency-key': it must not be empty"),
         (["enqueue", ""], "'KIND': it must not be empty"),
         (["enqueue", KIND, "--payload-ref", ""], "'--payload-ref': it must not be empty"),
         (["list", "--kind", ""], "'--kind': it must not be empty"),

@@ -51,7 +51,7 @@ async def test_a_key_makes_it_one_event(cli: Shell, flow: Flow) -> None:
     row = await flow.daemon.fetchrow("select idempotency_key, correlation_id from webhookd.events")
     assert row is not None
     assert tuple(row) == ("-; drop", "c 1")
-    refused = await cli.run("publish", "order.created", "2", "--idempotency-key", "-; drop")
+    refused = await cli.run("publish", "order.created", "2", "--key", "-; drop")
     assert (refused.exit_code, refused.out) == (1, "")
     assert "(idempotency_conflict)" in refused.error
 
