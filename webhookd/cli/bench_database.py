@@ -36,9 +36,8 @@ class OwnDatabase(NamedTuple):
 @contextmanager
 def server(settings: Settings, course: Course) -> Iterator[Database]:
     """The server that the settings mean; where the embedded one was never made, one that is gone after."""
-    if settings.database.embedded:
-        course.say("Starting PostgreSQL")
     if settings.database.embedded and is_new(folder := data_dir(settings)):
+        course.say("Starting PostgreSQL")
         # On the same disk: that is what is measured, and the temporary folder may be in memory.
         there = next(it for it in folder.parents if it.is_dir())
         with (
@@ -47,6 +46,8 @@ def server(settings: Settings, course: Course) -> Iterator[Database]:
         ):
             yield database
         return
+    if settings.database.embedded:
+        course.say("Starting PostgreSQL, unless it runs")
     with opened(settings) as database:
         yield database
 
