@@ -103,6 +103,9 @@ def test_a_healthy_and_a_blind_instance() -> None:
     ready = Seen(status_page.render(status(ready=True, failing_endpoints=[]), NOW)).text
     assert "Not ready" not in ready
     assert "None." in ready
+    one_lost = Seen(status_page.render(status(job_queue=JOBS | {"dead_letter_open": 1}), NOW)).text
+    assert "in progress, 1 dead letter" in one_lost
+    assert "1 dead letters" not in one_lost
     assert "queued" not in Seen(status_page.render(status(job_queue=JOBS | {"enabled": False}), NOW)).text
     away = status(backlog=None, job_queue=None, failing_endpoints=None, database={"available": False})
     assert Seen(status_page.render(away, NOW)).text.count("Not known") == 2

@@ -176,6 +176,7 @@ class JobWithRuns(Job):
     """A job, and all its moves."""
 
     safe_payload: SafePayload
+    max_attempts: Annotated[Attempts, Meta(description="by its kind's policy, as that is now")]
     requeued_as: Annotated[Uuid | None, Meta(description="the job that this dead letter was requeued as")]
     runs: Annotated[
         list[JobRun],

@@ -177,7 +177,7 @@ def _screen(answer: Answer) -> Iterator[RenderableType]:
     yield output.fields(
         [
             ("queued", f"{told('backlog')}{oldest}"),
-            ("for later", told("scheduled")),
+            ("of these for later", told("scheduled")),
             ("in progress", f"{told('in_progress')}, {told('lease_active')} with a lease that runs"),
             ("to be retried", told("retry_waiting")),
             ("dead letters", told("dead_letter_open")),

@@ -225,10 +225,13 @@ def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
     if job["leased_until"] is not None:
         yield "held", f"by {output.text(job['lease_holder'])} until {output.time_field(job['leased_until'])}"
     yield "priority", str(job["priority"])
-    yield "attempts", str(job["attempts"])
+    most = job.get("max_attempts")  # which an older daemon does not say
+    yield "attempts", str(job["attempts"]) if most is None else f"{job['attempts']} of {most}"
+    if job["lease_recoveries"]:
+        yield "leases lost", f"{job['lease_recoveries']} in its last attempt"
     if job["last_error_code"] is not None:
-        said = output.text(job["last_error"])
-        yield "error", f"{output.text(job['last_error_code'])}: {excerpt(said, PAYLOAD_CHARACTERS)}"
+        said = f": {excerpt(job['last_error'], PAYLOAD_CHARACTERS)}" if job["last_error"] else ""
+        yield "error", f"{output.text(job['last_error_code'])}{said}"
     if job["cancel_reason"] is not None:
         yield "cancelled", output.text(job["cancel_reason"])
     for name in ("causation_event_id", "workflow_id", "parent_job_id"):

@@ -136,7 +136,7 @@ def _troubled(services: list[dict[str, Any]]) -> Iterator[RenderableType]:
 
 
 def _backlog(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:
-    yield output.heading("Waiting")
+    yield output.heading("Waiting to be delivered")  # jobs that wait have a line above
     if backlog is None:
         yield "not counted yet"
         return
@@ -173,7 +173,8 @@ def _jobs(queue: dict[str, Any] | None) -> Iterator[tuple[str, output.Cell]]:
     state = "" if queue["enabled"] else "off; "
     queued, held, dead = (count(queue[name], queue["counted_up_to"]) for name in worth_it[1:])
     counts = f"{state}{queued} queued, {held} in progress"
-    lost = f", {dead} dead letters: webhookd jobs list --status dead_letter"
+    letters = "dead letter" if queue["dead_letter_open"] == 1 else "dead letters"
+    lost = f", {dead} {letters}: webhookd jobs list --status dead_letter"
     yield "jobs", output.state("failing", counts + lost) if queue["dead_letter_open"] else counts
 
 

@@ -33,7 +33,12 @@ _SHOWN = f"select {_COLUMNS}"
 _REQUEUED_AS = """(
     select n.job_id from webhookd.job_queue n
     where n.job_kind = j.job_kind and n.idempotency_key = 'requeue:' || j.job_id) as requeued_as"""
-_JOB = f"{_SHOWN}, j.safe_payload, {_REQUEUED_AS} from {_JOBS} where j.job_id = $1"
+# As webhookd.job_policy has it, which a reader may not call.
+_MAX_ATTEMPTS = """coalesce(
+    (select k.max_attempts from webhookd.job_kind_policy k where k.job_kind = j.job_kind),
+    (select s.value::integer from webhookd.settings s where s.key = 'queue.job_substrate.max_attempts')
+    ) as max_attempts"""
+_JOB = f"{_SHOWN}, j.safe_payload, {_REQUEUED_AS}, {_MAX_ATTEMPTS} from {_JOBS} where j.job_id = $1"
 _MERGED = "select * from ({0}) j {1} limit {2}"
 _TIME_OF_JOB = "select j.enqueued_at from webhookd.job_queue j where j.job_id = $1"
 # The moves alone: beside a day's renewals they could not be seen. By ix_job_command_run_job; they are few,

@@ -154,7 +154,7 @@ async def test_a_count_that_is_a_bound_says_so(flow: Flow, make_api: MakeApi, lo
     assert "10,000 or more queued, 0 in progress" in (await cli.done("status")).out
     status = (await cli.done("jobs", "status")).rows
     assert ["queued", "10,000", "or", "more,"] in [row[:4] for row in status]
-    assert ["for", "later", "0"] in status
+    assert ["of", "these", "for", "later", "0"] in status
     queue = (await cli.done("jobs", "status", "--json")).documents[0]["queue"]
     assert (queue["backlog"], queue["counted_up_to"]) == (10_000, 10_000)
 
@@ -212,6 +212,21 @@ async def test_work_runs_a_command_for_a_job(api: Client, cli: Shell, flow: Flow
     assert "failed for good: RESULT_REF_INVALID" in bad.err
 
 
+async def test_one_that_failed_in_silence_is_told_of_in_whole_words(api: Client, cli: Shell) -> None:
+    """An error without words is its code alone, one dead letter is no letters, and what waits is named."""
+    await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "1")
+    job = await enqueued(cli)
+    assert (await cli.run(*WORK, "--once", "--", "false")).exit_code == 1
+    told = (await cli.done("jobs", "show", job)).rows
+    assert ["error", "EXIT_1"] in told
+    assert ["attempts", "1", "of", "1"] in told
+    assert not any("lost" in row for row in told)
+    await api.daemon.until(lambda: api.daemon.metric("webhookd_job_queue_dead_letter_open") == 1, "seen")
+    status = (await cli.done("status")).out
+    assert "0 in progress, 1 dead letter: webhookd jobs list --status dead_letter" in status
+    assert "Waiting to be delivered" in status
+
+
 async def test_a_command_may_outlive_its_lease(api: Client, cli: Shell, flow: Flow) -> None:
     """Three times over: it is renewed while the command runs, and no other gets the job meanwhile."""
     job = await enqueued(cli)
@@ -233,6 +248,9 @@ async def test_another_does_what_a_killed_worker_left(api: Client, cli: Shell, f
     assert "succeeded" in second.err
     shown = (await api.get(f"/v1/jobs/{job}")).body
     assert (shown["status"], shown["lease_holder"], shown["lease_recoveries"]) == ("succeeded", "second", 1)
+    told = (await cli.done("jobs", "show", job)).rows
+    assert ["leases", "lost", "1", "in", "its", "last", "attempt"] in told
+    assert ["attempts", "1", "of", "5"] in told
     assert await flow.daemon.fetchval(
         "select count(*) = 1 from webhookd.events where event_type = 'dot.job.lease_recovered'"
     )

@@ -50,9 +50,10 @@ def _facts(status: health_responses.Status, now: datetime) -> Markup:
     }
     if (queue := status["job_queue"]) and queue["enabled"]:
         most = queue["counted_up_to"]
+        letters = "dead letter" if queue["dead_letter_open"] == 1 else "dead letters"
         facts["Jobs"] = (
             f"{_count(queue['backlog'], most)} queued, {_count(queue['in_progress'], most)} in progress, "
-            f"{_count(queue['dead_letter_open'], most)} dead letters"
+            f"{_count(queue['dead_letter_open'], most)} {letters}"
         )
     items = [element("div", element("dt", name), element("dd", value)) for name, value in facts.items()]
     return element("dl", *items, class_="facts")
