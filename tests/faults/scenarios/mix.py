@@ -97,7 +97,7 @@ SCENARIOS = (
         "all that, one after the other, before the last is digested",
         "the invariants",
         mixing,
-        effects=("leases_expired", "connections_broken", "turned_away", "services_restarted"),
+        effects=("leases_expired", "connections_broken", "turned_away", "looks_unready"),
         rounds=70,
         needs=Needs(failpoints=True),
     ),
