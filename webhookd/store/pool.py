@@ -60,6 +60,7 @@ class Pool:
         self._size = size
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._process_ids: set[int] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
         self._away_since: float | None = time.monotonic()
         self._full_until = 0.0
 
@@ -118,11 +119,13 @@ class Pool:
         try:
             with translated():
                 connection = await self._acquire(self._pool)
+                used = True
                 try:
-                    used = True
                     yield connection
-                finally:
-                    await _released(self._pool, connection)
+                except BaseException:
+                    self._release_apart(self._pool, connection)
+                    raise
+                await self._pool.release(connection)
         except DatabaseBusy:
             raise
         except DatabaseUnavailable as error:
@@ -145,6 +148,23 @@ class Pool:
                     raise
             await asyncio.sleep(CROWDED_SECONDS)
 
+    def _release_apart(
+        self, pool: "asyncpg.Pool[asyncpg.Record]", connection: "PoolConnectionProxy[asyncpg.Record]"
+    ) -> None:
+        """Give back a connection whose use failed or was cancelled, without waiting for it.
+
+        The driver first cancels what still runs on it, and by a dead way that takes seconds, and fails: then
+        it has ended the connection, and nobody need hear of it.
+        """
+        task = asyncio.get_running_loop().create_task(pool.release(connection))
+        self._releasing.add(task)
+        task.add_done_callback(self._released)
+
+    def _released(self, task: "asyncio.Task[None]") -> None:
+        self._releasing.discard(task)
+        if not task.cancelled():
+            task.exception()
+
     def lost(self, error: DatabaseUnavailable) -> None:
         """The database does not answer, or is full; the next use that succeeds says otherwise."""
         if isinstance(error, DatabaseFull):
@@ -157,20 +177,6 @@ class Pool:
         if self._away_since is not None and time.monotonic() >= self._full_until:
             log.info("the database answers again, after %.1f s", time.monotonic() - self._away_since)
             self._away_since = None
-
-
-async def _released(
-    pool: "asyncpg.Pool[asyncpg.Record]", connection: "PoolConnectionProxy[asyncpg.Record]"
-) -> None:
-    """Give a connection back. Cancelled meanwhile, the driver goes on, and nobody hears it fail."""
-    releasing = asyncio.ensure_future(pool.release(connection))
-    releasing.add_done_callback(_heard)
-    await asyncio.shield(releasing)
-
-
-def _heard(task: "asyncio.Future[None]") -> None:
-    if not task.cancelled():
-        task.exception()
 
 
 async def _nothing_to_reset(_: object) -> None:
