@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import gc
+import threading
+from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest
 
 from tests.stage.conftest import Parts
@@ -79,39 +82,97 @@ async def test_one_connection_of_many_is_shared(
             await use()
 
 
-def releases() -> list[str]:
-    """What the driver's tasks that give a connection back are called."""
+def under_way(name: str) -> bool:
+    """Whether a task of the driver's, which does this with a connection, has not ended."""
     coroutines = [task.get_coro() for task in asyncio.all_tasks()]
-    return [name for one in coroutines if (name := getattr(one, "__qualname__", "")).endswith(".release")]
+    return any(getattr(one, "__qualname__", "").endswith(f".{name}") for one in coroutines)
 
 
-async def test_a_release_that_nobody_waits_for_may_fail(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its user is cancelled, as at a shutdown, and the way is dead: the loop complains of nothing."""
-    monkeypatch.setattr(pool_module, "ACQUIRE_TIMEOUT_SECONDS", 0.5)  # and so of a release
-    complaints: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told["message"]))
+@pytest.fixture
+async def wire(database: Database) -> AsyncIterator[Wire]:
+    """Give a way to the database that can be made to lose every byte."""
     wire = Wire(database.dsn("daemon"))
     await wire.open()
+    yield wire
+    await wire.close()
+
+
+@pytest.fixture
+async def complaints() -> AsyncIterator[list[str]]:
+    """What the loop is told that nobody else heard; looked at when all is over."""
+    told: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    yield told
+    gc.collect()  # who complains of an exception is the task that nobody asked for it
+    assert told == []
+
+
+@pytest.mark.usefixtures("complaints")
+async def test_a_release_that_nobody_waits_for_may_fail(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user is cancelled, as at a shutdown, and the way is dead: the loop complains of nothing."""
     async with Pool(wire.dsn, 1) as pool:
         asked = asyncio.Event()
 
-        async def use() -> None:
+        async def use(seconds: float) -> None:
             async with pool.connection() as connection:
                 asked.set()
-                await connection.execute("select pg_sleep(600)")
+                await connection.execute(f"select pg_sleep({seconds})")
 
-        using = asyncio.create_task(use())
+        await use(0)
+        monkeypatch.setattr(pool_module, "ACQUIRE_TIMEOUT_SECONDS", 1.0)  # and so of a release
+        asked.clear()
+        using = asyncio.create_task(use(600))
         await asyncio.wait_for(asked.wait(), WAIT_TIMEOUT_SECONDS)
         wire.blackhole()
         using.cancel()
-        await until_true(lambda: releases() != [])
-        using.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await using
-        assert releases() != [], "it was to go on by itself"
-        await until_true(lambda: releases() == [])
-        gc.collect()  # who complains of an exception is the task that nobody asked for it
-    await wire.close()
-    assert complaints == []
+        assert under_way("release"), "it was to go on by itself"
+        await until_true(lambda: not under_way("release"))
+
+
+@pytest.mark.usefixtures("complaints")
+async def test_an_old_connection_need_not_take_its_leave(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is lost, so the others are closed when they are met: by a dead way that fails, and nobody minds."""
+    monkeypatch.setattr(pool_module, "COMMAND_TIMEOUT_SECONDS", 1.0)
+    async with Pool(wire.dsn, 2) as pool:
+        async with pool.connection(), pool.connection():
+            pass
+        with pytest.raises(DatabaseUnavailable):
+            async with pool.connection() as connection:
+                await connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        wire.blackhole()
+        using = asyncio.create_task(ask_pool(pool))
+        await until_true(lambda: under_way("close"))
+        await until_true(lambda: not under_way("close"))
+        using.cancel()
+        with contextlib.suppress(asyncio.CancelledError, DatabaseUnavailable):
+            await using
+
+
+async def ask_pool(pool: Pool) -> None:
+    """Use it once."""
+    async with pool.connection() as connection:
+        await connection.execute("select 1")
+
+
+async def test_a_use_that_succeeded_did_so_also_where_its_connection_is_lost_next(database: Database) -> None:
+    """The driver clears it away just when it is given back, and complains: the commit stands."""
+    superuser_dsn = database.dsn("superuser")
+
+    async def end(process_id: int) -> None:
+        superuser = await asyncpg.connect(superuser_dsn)
+        await superuser.execute("select pg_terminate_backend($1, 5000)", process_id)
+        await superuser.close()
+
+    for turns in range(6):
+        async with Pool(database.dsn("daemon"), 1) as pool:
+            async with pool.connection() as connection:
+                process_id = await connection.fetchval("select pg_backend_pid()")
+                # In a loop of its own, so that ours hears of the end only now.
+                thread = threading.Thread(target=asyncio.run, args=(end(process_id),))
+                thread.start()
+                thread.join()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            assert pool.available

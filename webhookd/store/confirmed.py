@@ -6,7 +6,7 @@ outcome is not known, nobody is told that it is stored, and nothing that was lea
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -35,6 +35,14 @@ class ConfirmedConnection(asyncpg.Connection):
     async def fetchval(self, *arguments: Any, **options: Any) -> Any:
         with self._confirmed():
             return await super().fetchval(*arguments, **options)
+
+    async def close(self, **options: Any) -> None:
+        """Also where the server does not take leave: then the driver has cut it off, and that is closed, too.
+
+        It closes old ones in tasks that nobody asks for their end.
+        """
+        with suppress(TimeoutError, OSError):
+            await super().close(**options)
 
     @contextmanager
     def _confirmed(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 import asyncpg
@@ -125,7 +125,10 @@ class Pool:
                 except BaseException:
                     self._release_apart(self._pool, connection)
                     raise
-                await self._pool.release(connection)
+                # Its use has succeeded, whatever befalls it now: one that is lost in this very moment the
+                # driver has cleared away by itself, and then complains of.
+                with suppress(asyncpg.InternalClientError):
+                    await self._pool.release(connection)
         except DatabaseBusy:
             raise
         except DatabaseUnavailable as error:
