@@ -164,20 +164,24 @@ class RunningCommand:
             return Failure("RESULT_REF_INVALID", f"{RESULT_FILE}: {error}", permanent=True)
         # Stripped as bytes: Unicode's spaces may be of a name. What is no UTF-8 becomes what no label has.
         text = data.strip().decode("utf-8", "surrogateescape")
-        if not text:
+        is_whole = len(data) <= MAX_RESULT_BYTES
+        if is_whole and not text:
             return Success(None)
-        if len(data) > MAX_RESULT_BYTES or len(text) > MAX_REF_CHARACTERS or not _REF.match(text):
-            words = (
-                f"{RESULT_FILE} must have one line of 1 to {MAX_REF_CHARACTERS} characters, none of them a "
-                "control character, in UTF-8"
-            )
-            return Failure("RESULT_REF_INVALID", words, permanent=True)
-        return Success(text)
+        if is_whole and len(text) <= MAX_REF_CHARACTERS and _REF.match(text):
+            return Success(text)
+        words = (
+            f"{RESULT_FILE} must have one line of 1 to {MAX_REF_CHARACTERS} characters, none of them a "
+            "control character, in UTF-8"
+        )
+        return Failure("RESULT_REF_INVALID", words, permanent=True)
 
 
 def _read(file: Path) -> bytes:
     """A little more than there may be, so that it is seen; of a file alone: a FIFO might be waited for."""
-    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError("it is no file")
-        return stream.read(MAX_RESULT_BYTES + 1)
+        return os.read(descriptor, MAX_RESULT_BYTES + 1)
+    finally:
+        os.close(descriptor)

@@ -60,7 +60,7 @@ def commands(context: click.Context, config_path: Path | None) -> None:
 
 def _proposing_what_is_shown(error: click.NoSuchOption) -> click.NoSuchOption:
     """Without hidden options, which are there to refuse what is given by them."""
-    parameters = error.ctx.command.params if error.ctx else []
+    parameters = error.ctx.command.get_params(error.ctx) if error.ctx else []
     shown = {
         name
         for parameter in parameters

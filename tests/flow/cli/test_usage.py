@@ -73,6 +73,7 @@ async def test_no_hidden_option_is_proposed(lonely: Shell) -> None:
     for words, proposed in (
         (("status", "--tokn"), "'--token-file'"),
         (("listen", "--secrt"), ""),
+        (("status", "--hepl"), "'--help'"),
     ):
         ran = await lonely.run(*words, "x")
         assert ran.exit_code == 2

@@ -1,10 +1,11 @@
 """The command of `jobs work`: what it may leave as its result, and what becomes of a file that is none."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from webhookd.cli.job_command import Failure, RunningCommand, Success
+from webhookd.cli.job_command import Failure, RunningCommand, Success, _read
 
 ASKED = "one line of 1 to 2000 characters, none of them a control character"
 
@@ -35,7 +36,15 @@ async def test_a_result_is_any_line_that_the_database_takes(written: str, refere
 
 @pytest.mark.parametrize(
     "written",
-    ["seq 9", "printf 'a\\tb'", "printf 'a\\302\\205b'", "printf '\\377'", "seq 800", "printf %02001d 7"],
+    [
+        "seq 9",
+        "printf 'a\\tb'",
+        "printf 'a\\302\\205b'",
+        "printf '\\377'",
+        "seq 800",
+        "printf %02001d 7",
+        "printf '%20000s' ''",
+    ],
 )
 async def test_what_is_no_reference_is_told_what_one_is(written: str) -> None:
     """For good: it would be the same the next time."""
@@ -51,7 +60,16 @@ async def test_a_result_is_read_of_a_file_alone(made: str) -> None:
     failure = await ended(f'{made} "$WEBHOOKD_RESULT_FILE"')
     assert isinstance(failure, Failure)
     assert (failure.error_code, failure.permanent) == ("RESULT_REF_INVALID", True)
-    assert failure.error_message.startswith("WEBHOOKD_RESULT_FILE: ")
+    assert failure.error_message == "WEBHOOKD_RESULT_FILE: it is no file"
+
+
+def test_what_is_no_file_is_not_left_open(tmp_path: Path) -> None:
+    """A worker lives long, and may meet many of them."""
+    opened = set(Path("/dev/fd").iterdir())
+    for _ in range(3):
+        with pytest.raises(OSError, match="it is no file"):
+            _read(tmp_path)
+    assert set(Path("/dev/fd").iterdir()) == opened
 
 
 async def test_no_more_is_read_than_a_reference_has() -> None:
