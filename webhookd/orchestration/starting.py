@@ -96,6 +96,7 @@ class Starter:
             self._bells.taken(Work.SAGAS)
         self._turn_lost = False
         if not shares:
+            self._hints.is_crowded = self._ring.is_crowded
             return 0
         async with self._pool.connection() as connection:
             started = await sagas.start(connection, shares, window, settings.retry.max_attempts)
