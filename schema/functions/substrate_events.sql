@@ -18,12 +18,10 @@ begin
                     'event_type must not begin with dot.job.: work that reports on work would never end');
     perform require_label('kind', p_kind, 100);
     perform require(p_active is not null, 'active must not be null');
-    if p_active or p_executor is not null then
-        perform require_executor(p_executor);
-    end if;
     perform require_label('actor', p_actor, 200);
-    perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
     if p_active then
+        perform require_executor(p_executor);
+        perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
         insert into job_event_registry as r (event_type, job_kind, executor, priority, active, registered_by)
         values (p_event_type, p_kind, p_executor, p_priority, true, p_actor)
         on conflict (event_type, job_kind) do update
