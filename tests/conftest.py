@@ -16,8 +16,9 @@ from tests.support.breakable import BreakableServer
 from tests.support.database import Cluster, Database
 from tests.support.flow import Flow
 from tests.support.installations import installation_near
-from tests.support.postgres import Server, run_apart
+from tests.support.postgres import LocalServer, Server, run_apart
 from tests.support.sources import Source, SourceError, select
+from tests.support.wire import Wire
 
 FLOW = Path(__file__).parent / "flow"
 FAULTS = Path(__file__).parent / "faults"
@@ -167,6 +168,17 @@ async def make_database(cluster: Cluster) -> AsyncIterator[MakeDatabase]:
 async def database(make_database: MakeDatabase) -> Database:
     """Give a migrated database of the test's own."""
     return await make_database(migrated=True)
+
+
+@pytest.fixture
+async def wire(database: Database) -> AsyncIterator[Wire]:
+    """Give a way to the database that can be cut."""
+    if not isinstance(database.server, LocalServer):
+        pytest.skip("the way to this server is not known to be TCP on this machine")
+    wire = Wire(database.dsn("daemon"))
+    await wire.open()
+    yield wire
+    await wire.close()
 
 
 @pytest.fixture

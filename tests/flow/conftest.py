@@ -15,9 +15,7 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.invariants import AUDIT
 from tests.support.names import Names
-from tests.support.postgres import LocalServer
 from tests.support.traffic import Receiver
-from tests.support.wire import Wire
 
 MakeDaemon = Callable[..., DaemonProcess]
 MakeApi = Callable[..., Awaitable[Client]]
@@ -102,14 +100,3 @@ def make_api(make_daemon: MakeDaemon, session: aiohttp.ClientSession) -> MakeApi
         return Client(session, await make_daemon(**sections).start())
 
     return make
-
-
-@pytest.fixture
-async def wire(database: Database) -> AsyncIterator[Wire]:
-    """Give a way to the database that can be cut."""
-    if not isinstance(database.server, LocalServer):
-        pytest.skip("the way to this server is not known to be TCP on this machine")
-    wire = Wire(database.dsn("daemon"))
-    await wire.open()
-    yield wire
-    await wire.close()

@@ -89,15 +89,6 @@ def under_way(name: str) -> bool:
 
 
 @pytest.fixture
-async def wire(database: Database) -> AsyncIterator[Wire]:
-    """Give a way to the database that can be made to lose every byte."""
-    wire = Wire(database.dsn("daemon"))
-    await wire.open()
-    yield wire
-    await wire.close()
-
-
-@pytest.fixture
 async def complaints() -> AsyncIterator[list[str]]:
     """What the loop is told that nobody else heard; looked at when all is over."""
     told: list[str] = []
