@@ -1,11 +1,15 @@
 """Wake-ups inside a process."""
 
 import asyncio
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from tests.support.waiting import finished, until_true
 from webhookd.store.bells import SHADOW_LOOKS, Bells, Work
+
+if TYPE_CHECKING:
+    from webhookd.store.pool import Pool
 
 LONG = 3600.0
 
@@ -110,6 +114,20 @@ async def test_what_is_taken_is_not_announced() -> None:
         bells.taken(Work.RESULTS)
         await until_true(lambda: bool(bells.to_announce))
         assert bells.to_announce == {Work.SAGAS}
+
+
+async def test_what_is_taken_before_it_is_told_is_not_announced() -> None:
+    """Its time had come, and who announces was not ready yet: no call is made for nothing."""
+    bells = Bells()
+    with bells.serving(Work.SAGAS):
+        bells.ring(Work.SAGAS)
+        await until_true(lambda: bool(bells.to_announce))
+        bells.taken(Work.SAGAS)
+    assert not bells.will_announce(Work.SAGAS)
+    unconnected = cast("Pool", None)
+    announcing = asyncio.create_task(bells.announce(unconnected))
+    assert not await finished(announcing)
+    announcing.cancel()
 
 
 async def test_who_gives_up_is_forgotten() -> None:

@@ -99,6 +99,7 @@ class Bells:
     def taken(self, work: Work) -> None:
         """All that was hinted at is in hand. Others who were told would ask the database in vain."""
         self._forget_timer(work)
+        self._to_announce.discard(work)
 
     def ring_all_here(self) -> None:
         """Rings may have been lost, or the settings are others: let everybody look."""
@@ -174,6 +175,8 @@ class Bells:
             await self._announce.wait()
             self._announce.clear()
             works, self._to_announce = sorted(self._to_announce), set()
+            if not works:
+                continue
             try:
                 async with pool.connection() as connection:
                     await connection.execute(
