@@ -106,7 +106,8 @@ class Endpoint:
         self._answered_unread: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._greetings: dict[asyncio.Task[None], socket.socket] = {}
         self._handlers: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
@@ -296,9 +297,27 @@ class Endpoint:
     # Inside.
 
     async def _listen(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
         context = None if self._handshake is Handshake.STALLED else self.server_context()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._loop.add_reader(self._listener, self._accept, self._listener, context)
+
+    def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Not asyncio's server: before Python 3.13 that one does not know whom it greets, to end it."""
+        try:
+            accepted, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        accepted.setblocking(False)
+        greeting = self._loop.create_task(self._greet(accepted, context))
+        self._greetings[greeting] = accepted
+        greeting.add_done_callback(self._greetings.pop)
+
+    async def _greet(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+        protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve)
+        with contextlib.suppress(OSError):  # as ssl.SSLError is
+            await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context)
 
     def server_context(self) -> ssl.SSLContext:
         """The endpoint's side of TLS, for a test that serves by itself."""
@@ -314,16 +333,20 @@ class Endpoint:
         return context
 
     async def _close_listener(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
 
     async def _end(self) -> None:
         await self._close_listener()
+        greeted = list(self._greetings.values())
+        await _cancel(*self._greetings)
+        for accepted in greeted:
+            accepted.close()  # also that of a greeting which had not begun
         for connection in self.connections:
             await connection.abort()
-        for handler in list(self._handlers):
-            handler.cancel()
-        await asyncio.gather(*self._handlers, return_exceptions=True)
+        await _cancel(*self._handlers)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -377,6 +400,12 @@ class Gate:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{self.open} open, not {count}, after {CONDITION_TIMEOUT_SECONDS} s")
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
+
+
+async def _cancel(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _read_request(connection: Connection, answered_unread: set[str]) -> Request:
