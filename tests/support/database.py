@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import asyncpg
 
+from tests.support import scram
 from tests.support.postgres import CONNECT_TIMEOUT_SECONDS, Server
 from webhookd.store.migrations import migrate
 
@@ -138,8 +139,9 @@ class Cluster:
         async with self.superuser() as superuser:
             await wait_for_other_runs(superuser)
             for login, credentials in self.logins.items():
+                secret = scram.stored(credentials.password)
                 await superuser.execute(
-                    f"CREATE ROLE {credentials.name} {ATTRIBUTES[login]} PASSWORD '{credentials.password}'"
+                    f"CREATE ROLE {credentials.name} {ATTRIBUTES[login]} PASSWORD '{secret}'"
                 )
             await self._lend_existing_roles(superuser)
             await superuser.execute(self._empty_statement(self.template_name))
