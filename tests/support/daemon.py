@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tests.support.forked import Forked
 from tests.support.postgres import free_port
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class DaemonProcess:
         self.environment = dict(environment or {})  # beside the tests' own
         self.python = sys.executable
         self.account: Account | None = None  # another's than the tests'
+        self.is_forked = False  # from a process that has read its modules already
         self.token: str | None = None  # to ask with, where tokens are set: one that may read
         self._sections: dict[str, dict[str, Any]] = {
             "database": {"dsn": dsn},
@@ -46,7 +48,7 @@ class DaemonProcess:
             "log": {"format": "json", "level": "debug"},
         }
         self.configure(**sections)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def configure(self, **sections: dict[str, Any]) -> None:
         """Change the file; a running daemon reads it at `sighup`."""
@@ -73,20 +75,25 @@ class DaemonProcess:
 
     def launch(self, *options: str) -> None:
         """Start it, whatever becomes of it."""
+        arguments = ["--config", str(self.config_path), "serve", *options]
+        environment = os.environ | self.environment
+        if self.is_forked and self.account is None and self.python == sys.executable:
+            self._process = Forked(arguments, self.log_path, self.folder, environment)
+            return
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [self.python, "-m", "webhookd", "--config", str(self.config_path), "serve", *options],
+                [self.python, "-m", "webhookd", *arguments],
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
-                env=os.environ | self.environment,
+                env=environment,
                 user=self.account.user_id if self.account else None,
                 group=self.account.group_id if self.account else None,
                 extra_groups=[] if self.account else None,
             )
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | Forked:
         assert self._process is not None
         return self._process
 
@@ -115,7 +122,9 @@ class DaemonProcess:
     async def ended(self) -> int:
         """Its exit code, once it has one."""
         await self.until(lambda: self.process.poll() is not None, "ended")
-        return self.process.returncode
+        code = self.process.returncode
+        assert code is not None
+        return code
 
     def stop(self) -> None:
         """End it, whatever it does, at the end of a test."""
@@ -152,7 +161,8 @@ class DaemonProcess:
 
     def said(self) -> list[str]:
         """All that it wrote, line by line."""
-        return self.log_path.read_text().splitlines()
+        written, _, _half_a_line = self.log_path.read_text().rpartition("\n")
+        return written.splitlines()
 
     def logged(self, message: str) -> list[dict[str, Any]]:
         """The log lines with this message in them."""
@@ -192,7 +202,7 @@ class DaemonProcess:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310  http, and to ourselves
+            with urllib.request.urlopen(request, timeout=WAIT_TIMEOUT_SECONDS) as answer:  # noqa: S310  http, and to ourselves
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -200,7 +210,9 @@ class DaemonProcess:
             return 0, b""
 
     def _samples(self, name: str) -> Iterator[tuple[set[str], float]]:
-        for line in self.get("/metrics")[1].decode().splitlines():
+        status, body = self.get("/metrics")
+        assert status == 200, status
+        for line in body.decode().splitlines():
             sample, _, value = line.rpartition(" ")
             found, _, labels = sample.partition("{")
             if found == name:

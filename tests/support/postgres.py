@@ -6,7 +6,9 @@ Takes an Installation or an address; hands on a Server, which starts, stops and 
 import asyncio
 import atexit
 import contextlib
+import itertools
 import os
+import random
 import re
 import secrets
 import shutil
@@ -16,7 +18,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -24,6 +26,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
+from tests.support import scram
 from webhookd.embedded.installation import (
     Account,
     Installation,
@@ -37,10 +40,14 @@ Result = TypeVar("Result")
 
 START_TIMEOUT_SECONDS = 60
 STOP_TIMEOUT_SECONDS = 20
-CONNECT_TIMEOUT_SECONDS = 10
+CONNECT_TIMEOUT_SECONDS = 60
 LOG_TAIL_LINES = 20
 # A free port is known before the server takes it; another process may be quicker.
 PORT_ATTEMPTS = 3
+# Below those that a system gives to whoever asks for any: between a look and a bind, seconds later, nobody is
+# given one of these. Each process has a part of them.
+PORTS = range(12_000, 32_000)
+PORTS_OF_ONE = 500
 
 # Where files are in memory alone, on Linux; and how much of it must be free.
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108
@@ -182,7 +189,7 @@ class LocalServer(Server):
     def _initialize(self, folder: Path) -> None:
         """Run initdb, in the first locale that this machine has."""
         password_file = folder / "password"
-        password_file.write_text(self._password)
+        password_file.write_text(scram.stored(self._password))
         give(password_file, self._account)
         command = [
             self._installation.program("initdb"),
@@ -318,12 +325,23 @@ def make_folder(account: Account | None, *, in_memory: bool = False) -> Path:
     return folder
 
 
+def _part_of_ports() -> Iterator[int]:
+    parts = len(PORTS) // PORTS_OF_ONE
+    first = PORTS.start + os.getpid() % parts * PORTS_OF_ONE
+    # In any order: processes that have the same part are not to go through it side by side.
+    return itertools.cycle(random.sample(range(first, first + PORTS_OF_ONE), PORTS_OF_ONE))
+
+
+_own_ports = _part_of_ports()
+
+
 def free_port() -> int:
     """Return a port on which nobody listens at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in _own_ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable: the ports go round")
 
 
 def open_log(folder: Path) -> BinaryIO:

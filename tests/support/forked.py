@@ -1,0 +1,74 @@
+"""Processes of webhookd that begin where its modules are read already: forked from one that did nothing else.
+
+To read them is a second of a processor, nearly all of a daemon's start, and the tests start hundreds. What
+runs is a process of its own all the same, with its own files, signals and end.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+MODULES = ["webhookd.cli.main", "webhookd.cli.serve", "tests.support.forked"]
+
+
+class Forked:
+    """A command of webhookd, with the verbs of subprocess.Popen that the tests use."""
+
+    def __init__(
+        self, arguments: list[str], output: Path, folder: Path, environment: Mapping[str, str]
+    ) -> None:
+        # multiprocessing keeps one such server for this process, and ends it with it.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(MODULES)
+        self._process = context.Process(
+            target=_run, args=(arguments, str(output), str(folder), dict(environment))
+        )
+        self._process.start()
+        self._asking = threading.Lock()  # what its end was can be read once
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        with self._asking:
+            return self._process.exitcode
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        with self._asking:
+            self._process.join()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """As others may; not once it has ended, for its number may be another's by then."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(arguments: list[str], output: str, folder: str, environment: dict[str, str]) -> None:
+    """In the new process: what a shell would have set up."""
+    from webhookd.cli.main import main  # noqa: PLC0415  the tests' own process does not run it
+
+    written = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(written, sys.stdout.fileno())
+    os.dup2(written, sys.stderr.fileno())
+    os.close(written)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["webhookd", *arguments]
+    main()
