@@ -134,8 +134,12 @@ def pytest_arguments(arguments: list[str]) -> list[str]:
 
 
 def surroundings() -> dict[str, str]:
-    """Return our environment variables without those of another Python environment."""
+    """Return our environment variables without those of another Python environment.
+
+    And without the wish to keep no bytecode: each of a thousand processes would compile webhookd anew.
+    """
     foreign = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "MYPYPATH", "__PYVENV_LAUNCHER__"}
+    foreign |= {"PYTHONDONTWRITEBYTECODE"}
     return {key: value for key, value in os.environ.items() if key not in foreign}
 
 
