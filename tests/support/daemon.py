@@ -78,7 +78,9 @@ class DaemonProcess:
         arguments = ["--config", str(self.config_path), "serve", *options]
         environment = os.environ | self.environment
         if self.is_forked and self.account is None and self.python == sys.executable:
-            self._process = Forked(arguments, self.log_path, self.folder, environment)
+            self._process = Forked(
+                arguments, self.folder, environment, stdout=self.log_path, stderr=self.log_path
+            )
             return
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(

@@ -12,20 +12,26 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-MODULES = ["webhookd.cli.main", "webhookd.cli.serve", "tests.support.forked"]
+MODULES = ["webhookd.cli.main", "webhookd.cli.serve", "webhookd.cli.listen", "tests.support.forked"]
 
 
 class Forked:
     """A command of webhookd, with the verbs of subprocess.Popen that the tests use."""
 
     def __init__(
-        self, arguments: list[str], output: Path, folder: Path, environment: Mapping[str, str]
+        self,
+        arguments: list[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        stdout: Path,
+        stderr: Path,
     ) -> None:
         # multiprocessing keeps one such server for this process, and ends it with it.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(MODULES)
         self._process = context.Process(
-            target=_run, args=(arguments, str(output), str(folder), dict(environment))
+            target=_run, args=(arguments, str(folder), dict(environment), str(stdout), str(stderr))
         )
         self._process.start()
         self._asking = threading.Lock()  # what its end was can be read once
@@ -59,14 +65,14 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(arguments: list[str], output: str, folder: str, environment: dict[str, str]) -> None:
+def _run(arguments: list[str], folder: str, environment: dict[str, str], stdout: str, stderr: str) -> None:
     """In the new process: what a shell would have set up."""
     from webhookd.cli.main import main  # noqa: PLC0415  the tests' own process does not run it
 
-    written = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(written, sys.stdout.fileno())
-    os.dup2(written, sys.stderr.fileno())
-    os.close(written)
+    for path, stream in ((stdout, sys.stdout), (stderr, sys.stderr)):
+        written = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.dup2(written, stream.fileno())
+        os.close(written)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from tests.support.forked import Forked
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
 from webhookd.outbound.signatures import sign
 
@@ -26,7 +25,7 @@ class ListenerProcess:
         self._folder = folder
         self._ca_file = data_dir / "authority" / "ca.pem"
         self._environment = {"WEBHOOKD_DATABASE_DATA_DIR": str(data_dir)} | dict(environment or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     async def start(self, *arguments: str) -> Self:
         """Start it, and return when it is ready."""
@@ -37,17 +36,16 @@ class ListenerProcess:
     def launch(self, *arguments: str) -> None:
         """Start it, whatever becomes of it."""
         self._folder.mkdir(exist_ok=True)
-        with (self._folder / "stdout").open("wb") as stdout, (self._folder / "stderr").open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "webhookd", "listen", *arguments],
-                stdout=stdout,
-                stderr=stderr,
-                cwd=self._folder,
-                env=os.environ | self._environment,
-            )
+        stdout, stderr = self._folder / "stdout", self._folder / "stderr"
+        for written in (stdout, stderr):
+            written.write_bytes(b"")
+        environment = os.environ | self._environment
+        self._process = Forked(
+            ["listen", *arguments], self._folder, environment, stdout=stdout, stderr=stderr
+        )
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Forked:
         assert self._process is not None
         return self._process
 
@@ -58,7 +56,9 @@ class ListenerProcess:
     async def ended(self) -> int:
         """Its exit code, once it has one."""
         await self._until(lambda: self.process.poll() is not None, "ended")
-        return self.process.returncode
+        code = self.process.returncode
+        assert code is not None
+        return code
 
     def stop(self) -> None:
         """End it, whatever it does, at the end of a test."""
