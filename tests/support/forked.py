@@ -27,6 +27,8 @@ class Forked:
         stdout: Path,
         stderr: Path,
     ) -> None:
+        for written in (stdout, stderr):
+            written.touch()  # so that they can be read from the first moment
         # multiprocessing keeps one such server for this process, and ends it with it.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(MODULES)

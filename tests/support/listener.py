@@ -38,7 +38,7 @@ class ListenerProcess:
         self._folder.mkdir(exist_ok=True)
         stdout, stderr = self._folder / "stdout", self._folder / "stderr"
         for written in (stdout, stderr):
-            written.write_bytes(b"")
+            written.unlink(missing_ok=True)
         environment = os.environ | self._environment
         self._process = Forked(
             ["listen", *arguments], self._folder, environment, stdout=stdout, stderr=stderr
