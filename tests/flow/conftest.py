@@ -16,6 +16,7 @@ from tests.support.flow import Flow
 from tests.support.invariants import AUDIT
 from tests.support.names import Names
 from tests.support.traffic import Receiver
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 
 MakeDaemon = Callable[..., DaemonProcess]
 MakeApi = Callable[..., Awaitable[Client]]
@@ -89,7 +90,7 @@ def names(tmp_path: Path) -> Names:
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
     """Give connections to ask over."""
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=20)
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(CONDITION_TIMEOUT_SECONDS)
     ) as session:
         yield session
 

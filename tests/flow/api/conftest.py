@@ -12,7 +12,7 @@ MAX_BYTES = 4096
 @pytest.fixture
 async def api(make_api: MakeApi) -> Client:
     """Give a client of an instance without tokens, which takes small bodies."""
-    return await make_api(api={"max_payload_bytes": MAX_BYTES}, delivery={"timeout_seconds": 1.0})
+    return await make_api(api={"max_payload_bytes": MAX_BYTES})
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.support.shell import Shell
 @pytest.fixture
 async def api(make_api: MakeApi) -> Client:
     """Give a client of an instance that never holds back an endpoint because it fails."""
-    return await make_api(orchestration={"failing_after": 100_000}, delivery={"timeout_seconds": 5.0})
+    return await make_api(orchestration={"failing_after": 100_000})
 
 
 @pytest.fixture
