@@ -98,6 +98,7 @@ async def test_the_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
 async def test_failures_and_their_end(make_api: MakeApi) -> None:
     """Tried again, given up, requeued once as its child, cancelled; its workflow follows; lists page."""
     api = await make_api(jobs=AT_ONCE, api={"max_payload_bytes": 4096})
+    await api.daemon.until(lambda: api.daemon.logged("[jobs] were written into the database"), "written")
     await switched_on(api)
     own = str(uuid4())
     opened = {"workflow_kind": "import", "generator": "MOT:1", "workflow_id": own}

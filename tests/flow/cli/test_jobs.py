@@ -41,6 +41,7 @@ STAYS_ONCE = "if [ -e began ]; then exit 0; fi; sleep 600 & echo $$ > began.new;
 async def api(make_api: MakeApi) -> Client:
     """Give a client of an instance on which jobs are on, and failed ones are tried again at once."""
     api = await make_api(services={"enabled": ["api", "jobs"]}, jobs={"base_delay_seconds": 0.0})
+    await api.daemon.until(lambda: api.daemon.logged("[jobs] were written into the database"), "written")
     assert (await api.patch("/v1/job-substrate", {"enabled": True})).status == 200
     return api
 
