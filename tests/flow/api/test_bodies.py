@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import gzip
 import json
-import time
+import socket
 from collections.abc import AsyncIterator
 
 from tests.flow.api.conftest import MAX_BYTES
 from tests.support.api import JSON, Client
 from tests.support.daemon import DaemonProcess
 from tests.support.flow import Flow
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 
 
 async def test_bodies_that_are_no_event_are_refused(api: Client, flow: Flow) -> None:
@@ -83,16 +83,15 @@ async def test_a_body_may_be_as_large_as_is_set(api: Client, daemon: DaemonProce
 
 
 async def test_a_length_that_is_too_large_is_refused_from_the_header(api: Client) -> None:
-    """The answer comes at once, before any body, and the connection ends."""
+    """The answer comes before any body, and the connection ends."""
     head = (
         "POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Content-Length: 99999999999\r\n\r\n"
     )
-    started = time.monotonic()
+    # Who waited for it would say 408.
     answer = await api.raw(head.encode() + b"{")
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"payload_too_large" in answer
-    assert time.monotonic() - started < 5
 
 
 async def test_wrong_types_and_encodings_are_refused(api: Client) -> None:
@@ -116,25 +115,30 @@ async def test_wrong_types_and_encodings_are_refused(api: Client) -> None:
 
 async def test_b3_a_body_without_end_is_cut_off(api: Client) -> None:
     """Chunk after chunk, of no length that was told: 413 as soon as it is too much, and the end."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", api.daemon.port)
-    writer.write(
-        b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n"
-    )
+    loop = asyncio.get_running_loop()
+    # No stream: one that cannot send any more gives up what it has not yet read.
+    with socket.create_connection(("127.0.0.1", api.daemon.port)) as connection:
+        connection.setblocking(False)
+        await loop.sock_sendall(
+            connection,
+            b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n",
+        )
 
-    async def send_on() -> None:
-        while True:
-            writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
-            await writer.drain()
-            # As long as all is taken drain does not wait, and who only sends never reads the answer.
-            await asyncio.sleep(0)
+        async def send_on() -> None:
+            while True:
+                await loop.sock_sendall(connection, b"400\r\n" + b"x" * 1024 + b"\r\n")
+                # As long as all is taken this does not wait, and who only sends never reads the answer.
+                await asyncio.sleep(0)
 
-    sending = asyncio.create_task(send_on())
-    try:
-        assert (await asyncio.wait_for(reader.readline(), WAIT_TIMEOUT_SECONDS)).startswith(b"HTTP/1.1 413 ")
-        with contextlib.suppress(ConnectionError):
-            await asyncio.wait_for(reader.read(), WAIT_TIMEOUT_SECONDS)
-    finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-        writer.close()
+        sending = asyncio.create_task(send_on())
+        answer = b""
+        try:
+            async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
+                with contextlib.suppress(ConnectionError):
+                    while data := await loop.sock_recv(connection, 65_536):
+                        answer += data
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+    assert answer.startswith(b"HTTP/1.1 413 ")

@@ -5,6 +5,7 @@ import time
 
 from tests.support.api import Client
 from tests.support.daemon import DaemonProcess
+from webhookd.api.server import HEADERS_TIMEOUT_SECONDS
 
 
 async def test_ids_and_parameters_that_are_none(api: Client) -> None:
@@ -127,13 +128,13 @@ async def test_health_status_and_metrics(api: Client, daemon: DaemonProcess) -> 
 
 
 async def test_open_connections_do_not_delay_the_end(daemon: DaemonProcess, api: Client) -> None:
-    """SIGTERM with idle connections and half a request: exit 0 within the moment that requests are given."""
+    """SIGTERM with idle connections and half a request: exit 0, and the rest of it is not waited for."""
     await asyncio.gather(*(api.event() for _ in range(10)))
+    started = time.monotonic()
     _, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
     writer.write(b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: app")
     await writer.drain()
-    started = time.monotonic()
     daemon.sigterm()
     assert await daemon.ended() == 0
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < HEADERS_TIMEOUT_SECONDS
     writer.close()
