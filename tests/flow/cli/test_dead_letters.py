@@ -1,24 +1,47 @@
 """`webhookd dead-letters`: shown, and requeued by id or by filter; a filter alone only counts."""
 
+import asyncio
 import signal
+from typing import Self
+
+from aiohttp import web
 
 from tests.support.api import Client
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.shell import Shell
-from tests.support.waiting import until
+from tests.support.waiting import until, until_true
 
 BURIED = "select count(*) = $1 from webhookd.dead_letters"
 REQUEUED = "select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null"
-# A new saga's foreign key waits for it.
-HOLD_SECOND_PIECE = """
-    select from webhookd.dead_letters
-    where id = (select id from webhookd.dead_letters order by failed_at, id offset 1050 limit 1) for update
-"""
-BLOCKED = """
-    select exists (select from pg_stat_activity
-        where wait_event_type = 'Lock' and query like '%requeue_dead_letters%')
-"""
+
+
+class OnePieceOnly:
+    """Stands before a daemon: asks it what it is asked, and never answers the second piece of a requeue."""
+
+    def __init__(self, api: Client) -> None:
+        self._api = api
+        self.pieces = 0
+
+    async def __aenter__(self) -> Self:
+        application = web.Application()
+        application.add_routes([web.post("/v1/dead-letters/requeue", self._requeue)])
+        self._runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _requeue(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        self.pieces += not asked["dry_run"]
+        if self.pieces == 2:
+            await asyncio.Event().wait()
+        answer = await self._api.post(request.path, asked)
+        return web.json_response(answer.body, status=answer.status)
 
 
 async def buried(api: Client, flow: Flow, endpoint: Endpoint, count: int) -> None:
@@ -65,13 +88,11 @@ async def test_requeue_by_filter(api: Client, cli: Shell, endpoint: Endpoint, fl
     assert none.documents == [{"matched": 0, "requeued": 0, "skipped": 0, "dry_run": False}]
 
     endpoint.answer(200)
-    async with flow.superuser.transaction():
-        await flow.superuser.execute(HOLD_SECOND_PIECE)
-        with cli.start(*command) as interrupted:
-            await until(flow.daemon, BLOCKED)
+    async with OnePieceOnly(api) as before:
+        with cli.having(WEBHOOKD_URL=before.url).start(*command) as interrupted:
+            await until_true(lambda: before.pieces == 2)
             interrupted.send_signal(signal.SIGINT)
-            out, err = interrupted.communicate()
-        await until(flow.daemon, f"select not ({BLOCKED})")
+            out, err = await asyncio.to_thread(interrupted.communicate)
     assert (interrupted.returncode, err.strip()) == (130, b"")
     assert out == b"1000 match, 1000 requeued, 0 skipped\n"
     assert await flow.daemon.fetchval(REQUEUED) == 1000
