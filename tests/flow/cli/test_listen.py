@@ -8,12 +8,13 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from tests.flow.conftest import MakeDaemon
+from tests.flow.conftest import PATIENT, MakeDaemon
 from tests.support.api import Client
 from tests.support.daemon import DaemonProcess
-from tests.support.flow import EVENT_TYPE
+from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.listener import ListenerProcess
 from tests.support.postgres import free_port
+from tests.support.waiting import until
 from tests.unit.outbound.test_signatures import make_secret
 from webhookd.cli.main import commands
 
@@ -35,7 +36,7 @@ def serve_local(make_daemon: MakeDaemon, session: aiohttp.ClientSession, data_di
     """Give a way to start `webhookd serve --local`."""
 
     async def serve() -> Client:
-        daemon = make_daemon(delivery=NOTHING_ALLOWED, database={"data_dir": str(data_dir)})
+        daemon = make_daemon(delivery=NOTHING_ALLOWED, retry=PATIENT, database={"data_dir": str(data_dir)})
         return Client(session, await daemon.start("--local"))
 
     return serve
@@ -129,7 +130,7 @@ async def test_a_person_sees_each_arrival(serve_local: ServeLocal, make_listener
 
 
 async def test_a_second_start_takes_up_its_subscription(
-    serve_local: ServeLocal, make_listener: MakeListener
+    serve_local: ServeLocal, make_listener: MakeListener, flow: Flow
 ) -> None:
     """The same row with a new secret; what a pause held arrives, also after the first was killed."""
     api = await serve_local()
@@ -142,6 +143,8 @@ async def test_a_second_start_takes_up_its_subscription(
     second = await make_listener(api.daemon).start(EVENT_TYPE, port, "--json")
     [retried] = await second.deliveries(1)
     assert (retried["payload"], retried["signature"]) == ({"number": 1}, "verified")
+    # It is printed before it is answered.
+    await until(flow.daemon, "select status = 'Completed' from webhookd.webhook_delivery_sagas")
     second.stop()
     third = await make_listener(api.daemon).start(EVENT_TYPE, port, "--json")
     await api.event(payload={"number": 2})
