@@ -11,10 +11,28 @@ from tests.support.database import Database
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.config.settings import Settings
 from webhookd.observe.metrics import Metrics
+from webhookd.store import connection as connection_module
+from webhookd.store import pool as pool_module
 from webhookd.store.bells import Bells
 from webhookd.store.connection import Connection
 from webhookd.store.hints import Hints
 from webhookd.store.pool import Pool
+
+SERVERS_ENDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is given up for its time on a slow machine; a test of such an end sets it itself."""
+    for module, name in (
+        (connection_module, "CONNECT_TIMEOUT_SECONDS"),
+        (pool_module, "CONNECT_TIMEOUT_SECONDS"),
+        (pool_module, "COMMAND_TIMEOUT_SECONDS"),
+        (pool_module, "ACQUIRE_TIMEOUT_SECONDS"),
+    ):
+        monkeypatch.setattr(module, name, CONDITION_TIMEOUT_SECONDS)
+    longer = dict.fromkeys(SERVERS_ENDS, f"{CONDITION_TIMEOUT_SECONDS}s")
+    monkeypatch.setattr(pool_module, "SESSION_SETTINGS", pool_module.SESSION_SETTINGS | longer)
 
 
 @dataclass
