@@ -58,13 +58,34 @@ async def parts(database: Database) -> AsyncIterator[Parts]:
 
 @contextlib.asynccontextmanager
 async def running(run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """A stage runs for the length of the block."""
-    task = asyncio.ensure_future(run())
+    """A stage runs for the length of the block; one that fails ends the block, with its error."""
+    task, block = asyncio.ensure_future(run()), asyncio.current_task()
+    assert block is not None
+    is_inside = True
+
+    def end_block(ended: "asyncio.Future[None]") -> None:
+        if is_inside and not ended.cancelled() and ended.exception() is not None:
+            block.cancel()
+
+    task.add_done_callback(end_block)
     try:
         yield
+    except asyncio.CancelledError:
+        if not has_failed(task):
+            raise
+        block.uncancel()
     finally:
+        is_inside = False
+        failed = has_failed(task)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    if failed:
+        task.result()
+
+
+def has_failed(task: "asyncio.Future[None]") -> bool:
+    """Whether it ended by an error."""
+    return task.done() and not task.cancelled() and task.exception() is not None
 
 
 class CountingPool(Pool):
