@@ -94,12 +94,13 @@ class CountingPool(Pool):
     def __init__(self, dsn: str, size: int) -> None:
         super().__init__(dsn, size)
         self.uses = 0
+        self._ended = 0
         self._used = asyncio.Event()
 
     async def used(self, times: int) -> None:
-        """Wait until it was used so often, and not more often."""
+        """Wait until so many uses have ended, and no more have begun: what comes now none of them sees."""
         async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-            while self.uses < times:
+            while self._ended < times:
                 self._used.clear()
                 await self._used.wait()
         assert self.uses == times
@@ -107,9 +108,10 @@ class CountingPool(Pool):
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         self.uses += 1
-        self._used.set()
         async with super().connection() as connection:
             yield connection
+        self._ended += 1
+        self._used.set()
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 from tests.stage.conftest import CountingPool, Parts
 from tests.support.database import Database
 from tests.support.substrate import Substrate
-from tests.support.waiting import until_true
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
+from webhookd.api import database as database_module
 from webhookd.api import job_claims
 from webhookd.api.database import Database as Asked
 from webhookd.api.job_claims import Claims
@@ -42,6 +43,7 @@ async def test_only_the_first_in_line_looks(
     parts = Parts(counted, settings=NEVER_POLLS)
     claims = Claims(Asked(counted), parts.bells, parts.metrics, parts.current)
     monkeypatch.setattr(job_claims, "MAX_WAITING", 10)
+    monkeypatch.setattr(database_module, "ANSWER_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     waiting = [asyncio.create_task(waits(claims)) for _ in range(10)]
     # In line after a look of its own: the first may be at its second before the last has had its first.
     await until_true(lambda: claims.waiting == 10)
