@@ -9,9 +9,9 @@ import pytest
 
 from tests.stage.conftest import Parts, running
 from tests.stage.test_delivery import jobs_of, reporter_of, worker_of
-from tests.stage.test_orchestration import applier_of, starter_of
+from tests.stage.test_orchestration import applier_of, calls_of, starter_of
 from tests.support.flow import Flow
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS, finished, until
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until, until_true
 from webhookd.config.settings import OrchestrationSettings, ServicesSettings, Settings
 from webhookd.delivery import reporter as reporter_module
 from webhookd.delivery import worker as worker_module
@@ -42,7 +42,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def starter(flow: Flow, parts: Parts) -> AsyncIterator[Stage]:
+async def starter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     """Sagas that are due, to jobs."""
     subscription_id = await flow.subscribe()
 
@@ -57,7 +57,7 @@ async def starter(flow: Flow, parts: Parts) -> AsyncIterator[Stage]:
 
 
 @contextlib.asynccontextmanager
-async def reporter(flow: Flow, parts: Parts) -> AsyncIterator[Stage]:
+async def reporter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     """Answers of endpoints, to results."""
     await flow.subscribe()
     reports = reporter_of(parts)
@@ -74,9 +74,10 @@ async def reporter(flow: Flow, parts: Parts) -> AsyncIterator[Stage]:
 
 
 @contextlib.asynccontextmanager
-async def applier(flow: Flow, parts: Parts) -> AsyncIterator[Stage]:
+async def applier(flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
     """Results, to sagas that have ended."""
     await flow.subscribe()
+    looks = calls_of(monkeypatch, "apply_results")
 
     async def give() -> None:
         await flow.publish()
@@ -88,6 +89,8 @@ async def applier(flow: Flow, parts: Parts) -> AsyncIterator[Stage]:
         parts.bells.ring(Work.RESULTS, hinted=True)
 
     async with running(applier_of(parts).run):
+        # It applies what it finds, and does not rest after it.
+        await until_true(lambda: looks.ended == 1)
         yield Stage(COMPLETED, give)
 
 
@@ -100,7 +103,7 @@ async def test_a_stage_rests_after_little_unless_room_is_short(
     flow: Flow,
     parts: Parts,
     monkeypatch: pytest.MonkeyPatch,
-    stage: Callable[[Flow, Parts], contextlib.AbstractAsyncContextManager[Stage]],
+    stage: Callable[[Flow, Parts, pytest.MonkeyPatch], contextlib.AbstractAsyncContextManager[Stage]],
     module: ModuleType,
     *,
     is_short_of_room: bool,
@@ -111,7 +114,7 @@ async def test_a_stage_rests_after_little_unless_room_is_short(
     # As the other stages of the process would say.
     kind = type(parts.hints)
     monkeypatch.setattr(kind, "is_short_of_room", property(lambda _: is_short_of_room))
-    async with stage(flow, parts) as running_stage:
+    async with stage(flow, parts, monkeypatch) as running_stage:
         await running_stage.give()
         await until(flow.superuser, running_stage.done, 1)
         await running_stage.give()
@@ -137,7 +140,7 @@ async def test_a_rest_of_reports_ends_with_the_shutdown(
         reports.put(Finished(first, jobs.Report(first.job_id, first.lease_token, 200)))
         await until(flow.daemon, REPORTED, 1)
         reports.put(Finished(second, jobs.Report(second.job_id, second.lease_token, 200)))
-        await asyncio.wait_for(reports.drained(), WAIT_TIMEOUT_SECONDS)
+        await asyncio.wait_for(reports.drained(), CONDITION_TIMEOUT_SECONDS)
     assert await flow.daemon.fetchval(REPORTED, 2)
 
 
