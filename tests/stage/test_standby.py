@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.database import Cluster, Database
-from tests.support.waiting import until, until_finished
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 from webhookd.model.errors import DatabaseUnavailable
 from webhookd.store import events
 from webhookd.store.events import Accepted, NewEvent
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from tests.support.database import Connection
 
 EVENT = NewEvent("order.created", "{}", "order-1")
-WAITING = "select exists (select from pg_stat_activity where wait_event = 'SyncRep')"
-CANCEL = "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"
+OURS_WAIT = "from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()"
+WAITING = f"select exists (select {OURS_WAIT})"
+CANCEL = f"select pg_cancel_backend(pid) {OURS_WAIT}"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ async def superuser(database: Database) -> "AsyncIterator[Connection]":
     """Give a superuser of a server whose commits wait for a standby that is not there."""
     superuser = await database.connect("superuser")
     await wait_for_standby(superuser, "nobody")
+    await until_commits_wait(superuser, await database.connect("superuser"))
     yield superuser
     await wait_for_standby(superuser, "")
 
@@ -45,6 +47,21 @@ async def wait_for_standby(superuser: "Connection", name: str) -> None:
     await superuser.execute(f"alter system set synchronous_standby_names = '{name}'")
     await superuser.execute("select pg_reload_conf()")
     await until(superuser, "select current_setting('synchronous_standby_names') = $1", name)
+
+
+async def until_commits_wait(superuser: "Connection", other: "Connection") -> None:
+    """It is not the sessions' setting that makes them, but what the checkpointer made of its own."""
+    is_seen = False
+
+    async def commit() -> None:
+        while not is_seen:
+            await other.execute("select pg_logical_emit_message(true, 'probe', '')")
+
+    committing = asyncio.create_task(commit())
+    await until(superuser, WAITING)
+    is_seen = True
+    await superuser.execute(CANCEL)
+    await committing
 
 
 async def publish(pool: Pool) -> Accepted:
@@ -87,7 +104,7 @@ async def test_a_commit_that_is_only_local_is_not_enough(database: Database, sup
         publishing = asyncio.create_task(publish(pool))
         await until(superuser, WAITING)
         await wait_for_standby(superuser, "")
-        await until_finished(publishing)
+        await asyncio.wait_for(publishing, CONDITION_TIMEOUT_SECONDS)
 
 
 async def test_a_job_enqueued_again_waits_as_its_first_did(
@@ -114,8 +131,7 @@ async def test_a_job_enqueued_again_waits_as_its_first_did(
         await until(superuser, WAITING)
         assert not again.done()
         await wait_for_standby(superuser, "")
-        await until_finished(again)
-        assert '"duplicate": true' in again.result()
+        assert '"duplicate": true' in await asyncio.wait_for(again, CONDITION_TIMEOUT_SECONDS)
 
 
 async def test_a_duplicate_waits_as_its_first_did(database: Database, superuser: "Connection") -> None:
@@ -129,5 +145,4 @@ async def test_a_duplicate_waits_as_its_first_did(database: Database, superuser:
         await until(superuser, WAITING)
         assert not again.done()
         await wait_for_standby(superuser, "")
-        await until_finished(again)
-        assert again.result().duplicate
+        assert (await asyncio.wait_for(again, CONDITION_TIMEOUT_SECONDS)).duplicate
