@@ -4,18 +4,22 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
 from tests.stage.conftest import Parts
 from tests.support.database import Database
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS, until_true
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 from tests.support.wire import Wire
 from webhookd.model.errors import DatabaseFull, DatabaseUnavailable
 from webhookd.store import pool as pool_module
 from webhookd.store.pool import Pool
+
+if TYPE_CHECKING:
+    from tests.support.database import Connection
 
 
 async def ask(parts: Parts) -> None:
@@ -36,6 +40,7 @@ async def test_an_answer_does_not_say_that_there_is_room(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full database serves readers: it is ready when nobody was refused for a while."""
+    monkeypatch.setattr(pool_module, "FULL_SECONDS", 3600)
     parts.pool.lost(DatabaseFull("no space left on device"))
     await ask(parts)
     assert not parts.pool.available
@@ -57,8 +62,8 @@ async def test_one_connection_of_many_is_shared(
         tried.set()
         await sleep(seconds)
 
-    async with Pool(database.dsn("daemon"), 3) as pool:
-        await superuser.execute(f"alter database {database.name} connection limit 2")  # hers, and one
+    async with Pool(database.dsn("daemon"), 3) as pool, limited(superuser, database) as limit:
+        await limit(1)
 
         async def use() -> int:
             async with pool.connection() as connection:
@@ -68,18 +73,36 @@ async def test_one_connection_of_many_is_shared(
             first = await connection.fetchval("select pg_backend_pid()")
             monkeypatch.setattr(asyncio, "sleep", noticed)
             using = [asyncio.create_task(use()) for _ in range(5)]
-            await asyncio.wait_for(tried.wait(), WAIT_TIMEOUT_SECONDS)
+            await asyncio.wait_for(tried.wait(), CONDITION_TIMEOUT_SECONDS)
         assert await asyncio.gather(*using) == [first] * 5
         assert pool.available
         assert "everything waits" not in caplog.text
 
         # With none at all there is nothing to wait for.
         await superuser.execute("select pg_terminate_backend($1)", first)
-        await superuser.execute(f"alter database {database.name} connection limit 0")
+        await limit(0)
         with pytest.raises(DatabaseUnavailable):
             await use()
         with pytest.raises(DatabaseUnavailable, match="too many connections"):
             await use()
+
+
+@contextlib.asynccontextmanager
+async def limited(
+    superuser: "Connection", database: Database
+) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+    """Set how many connections the daemon's login may have, until the end of the block.
+
+    Not the database: towards its limit an autovacuum worker counts, too, with the older minor versions.
+    """
+
+    async def limit(connections: int) -> None:
+        await superuser.execute(f"alter role {database.login_name('daemon')} connection limit {connections}")
+
+    try:
+        yield limit
+    finally:
+        await limit(-1)
 
 
 def under_way(name: str) -> bool:
@@ -113,7 +136,7 @@ async def test_a_release_that_nobody_waits_for_may_fail(wire: Wire, monkeypatch:
         monkeypatch.setattr(pool_module, "ACQUIRE_TIMEOUT_SECONDS", 1.0)  # and so of a release
         asked.clear()
         using = asyncio.create_task(use(600))
-        await asyncio.wait_for(asked.wait(), WAIT_TIMEOUT_SECONDS)
+        await asyncio.wait_for(asked.wait(), CONDITION_TIMEOUT_SECONDS)
         wire.blackhole()
         using.cancel()
         with contextlib.suppress(asyncio.CancelledError):
