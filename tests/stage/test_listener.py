@@ -1,6 +1,5 @@
 """The listener behind a pooler, and before a server that does not answer."""
 
-import asyncio
 import contextlib
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from tests.stage.conftest import Parts, running
 from tests.support.database import Database
 from tests.support.pooler import RotatingPooler
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 from webhookd.store import listener
 from webhookd.store.bells import Bells, Work
 from webhookd.store.connection import connected
@@ -20,12 +20,12 @@ async def test_behind_a_pooler_it_tries_again_and_stays_up(
 ) -> None:
     """A service that ended would be an alert for ever; and the pooler's mode may change."""
     monkeypatch.setattr(listener, "DEAF_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(listener, "HEARTBEAT_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     async with RotatingPooler(database.dsn("daemon")) as pooler, contextlib.AsyncExitStack() as others:
         # With as many sessions as there are channels, and one: the question meets one that does not listen.
         for _ in Work:
             await others.enter_async_context(connected(pooler.dsn))
         service = Service("listener", Listener(pooler.dsn, parts.pool, Bells()).run)
         async with running(lambda: supervise(service, parts.metrics)):
-            while pooler.transactions < 30:  # noqa: ASYNC110  it is another's count
-                await asyncio.sleep(0.01)
+            await until_true(lambda: pooler.transactions >= 30)
             assert (service.state, service.restarts) == ("running", 0)

@@ -3,9 +3,13 @@
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
+import pytest
+
 from tests.stage.conftest import Parts
 from tests.support.database import Database
 from tests.support.substrate import ACTOR, KIND, Status, Substrate
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
+from webhookd.monitor import loop
 from webhookd.monitor.loop import COUNTED_UP_TO, Monitor
 from webhookd.observe.metrics import JOB_QUEUE
 from webhookd.supervisor.status import Status as StatusOfInstance
@@ -43,8 +47,11 @@ async def fill(substrate: Substrate) -> None:
     )
 
 
-async def test_no_figure_stands_in_anothers_place(database: Database, parts: Parts) -> None:
+async def test_no_figure_stands_in_anothers_place(
+    database: Database, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What fn_job_queue_health counts is what the gauges and /status say, and none of it is another's."""
+    monkeypatch.setattr(loop, "TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     substrate = await Substrate.open(database)
     await fill(substrate)
     counted = await substrate.call("fn_job_queue_health")
