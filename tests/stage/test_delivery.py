@@ -69,7 +69,7 @@ async def test_leases_that_were_not_loaded_are_handed_back_by_the_drain(
             with pytest.raises(DatabaseUnavailable):
                 await worker.run()
         assert await flow.daemon.fetchval(LEASED) == 6
-        await worker.drain(5)
+        await worker.drain(CONDITION_TIMEOUT_SECONDS)
         assert await flow.daemon.fetchval(LEASED) == 0
 
 
@@ -111,7 +111,7 @@ async def test_what_is_small_is_sent_with_one_statement(
         worker = worker_of(parts, client, reporter)
         async with running(worker.run), running(reporter.run):
             await until(flow.daemon, f"select ({FAILED}) = 6")
-            await worker.drain(5)
+            await worker.drain(CONDITION_TIMEOUT_SECONDS)
     assert worker.in_flight == 0
 
 
@@ -119,6 +119,7 @@ async def test_leases_that_come_too_late_are_handed_back_and_not_claimed_at_once
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim that the database was long about: nothing is sent, and the next is not made before the poll."""
+    parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
     await jobs_of(flow, 6, "{}")
     monkeypatch.setattr("webhookd.delivery.worker.too_late", lambda *_: True)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
@@ -159,7 +160,7 @@ async def test_leases_are_loaded_again_and_sent_once(
         worker = worker_of(parts, client, reporter)
         async with running(worker.run), running(reporter.run):
             await until(flow.daemon, f"select ({FAILED}) = 6")
-            await worker.drain(5)
+            await worker.drain(CONDITION_TIMEOUT_SECONDS)
     assert next(failures, None) is None
     assert parts.metrics.attempts.labels("ADDRESS_BLOCKED")._value.get() == 6
     assert worker.in_flight == 0
@@ -184,7 +185,7 @@ async def test_what_cannot_be_read_spoils_it_for_nobody_else(
         worker = worker_of(parts, client, reporter)
         async with running(worker.run), running(reporter.run):
             await until(flow.daemon, f"select ({FAILED}) = 6")
-            await worker.drain(5)
+            await worker.drain(CONDITION_TIMEOUT_SECONDS)
     codes = await flow.daemon.fetch(
         "select error_code, array_agg(id) as ids from webhookd.webhook_delivery_jobs group by 1 order by 1"
     )
@@ -252,9 +253,10 @@ async def test_reports_outlive_a_failover(flow: Flow, parts: Parts, database: Da
 
 
 async def test_a_job_taken_back_from_the_dead_is_claimed_at_the_reapers_ring(
-    flow: Flow, parts: Parts
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lies behind the mark of this worker, which has claimed later ones since: no poll is waited for."""
+    monkeypatch.setattr("webhookd.delivery.worker.REST", 0)  # else ten times what the first claim took
     parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
     await jobs_of(flow, 2)
     [lost] = await flow.claim(wanted=1)

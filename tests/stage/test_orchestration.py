@@ -9,6 +9,7 @@ from tests.stage.conftest import Parts, running
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until, until_true
 from webhookd.config.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
+from webhookd.orchestration import starting
 from webhookd.orchestration.applying import Applier
 from webhookd.orchestration.starting import Starter
 from webhookd.orchestration.sweeping import Sweeper
@@ -28,6 +29,12 @@ def starter_of(parts: Parts) -> Starter:
 def applier_of(parts: Parts) -> Applier:
     """One of this process."""
     return Applier(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search rests for ten times as long as the last took."""
+    monkeypatch.setattr(starting, "REST", 0)
 
 
 @dataclass
@@ -51,6 +58,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, name: str) -> Calls:
     return calls
 
 
+@pytest.mark.usefixtures("restless")
 async def test_sagas_of_another_process_are_looked_for(flow: Flow, parts: Parts) -> None:
     """Its ring does not say whose they are, and nothing here knows."""
     parts.settings = Settings(services=LONG)
@@ -63,6 +71,7 @@ async def test_sagas_of_another_process_are_looked_for(flow: Flow, parts: Parts)
             await until(flow.daemon, STARTED, count)
 
 
+@pytest.mark.usefixtures("restless")
 async def test_a_hint_does_not_hide_what_another_process_routed(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
