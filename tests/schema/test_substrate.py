@@ -461,7 +461,7 @@ async def test_a_report_that_contradicts_the_first_is_refused(substrate: Substra
 
 async def test_failures_are_retried_by_the_sagas_formula_and_then_buried(substrate: Substrate) -> None:
     """Base delay doubled, capped, by kind or default; after max_attempts, or at once, a dead letter."""
-    await substrate.configure(max_attempts=4, base_delay_seconds=10, max_delay_seconds=25, jitter=0)
+    await substrate.configure(max_attempts=4, base_delay_seconds=1000, max_delay_seconds=2500, jitter=0)
     job_id = await substrate.enqueue()
     delays = []
     for _ in range(3):
@@ -473,7 +473,7 @@ async def test_failures_are_retried_by_the_sagas_formula_and_then_buried(substra
         assert (await substrate.reap())["promoted"] == 0
         await substrate.let_retries_fall_due()
         assert (await substrate.reap())["promoted"] == 1
-    assert delays == [10, 20, 25]
+    assert delays == [1000, 2000, 2500]
     failed = await substrate.fail(await substrate.claim(), "LAST", message="x" * 5000)
     assert said(failed, "status", "attempts", "max_attempts") == ("dead_letter", 4, 4)
     row = await substrate.row(job_id)
