@@ -16,11 +16,16 @@ import pytest
 
 from tests.support.certificates import Certificates
 from tests.support.endpoint import Endpoint
-from tests.support.waiting import POLL_INTERVAL_SECONDS, WAIT_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
+from webhookd.outbound import connections
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
 
 LOOPBACK = ("127.0.0.0/8",)
+# Of a request that is answered or refused: only to end a test that hangs.
+DEADLINE_SECONDS = float(CONDITION_TIMEOUT_SECONDS)
+# Longer than any test. What has such an end is not ended by it, and nobody else's end is taken for ours.
+NEVER_SECONDS = 3600.0
 Dialled = list[tuple[str, int]]
 
 
@@ -78,9 +83,17 @@ def dialled(monkeypatch: pytest.MonkeyPatch, sockets: list[socket.socket]) -> Di
     return made
 
 
+@pytest.fixture(autouse=True)
+def time_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep connections, and have neither handshake nor goodbye end by the loop's defaults."""
+    monkeypatch.setattr(connections, "_KEEPALIVE_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr("asyncio.constants.SSL_HANDSHAKE_TIMEOUT", NEVER_SECONDS)
+    monkeypatch.setattr("asyncio.constants.SSL_SHUTDOWN_TIMEOUT", NEVER_SECONDS)
+
+
 async def until_closed(sockets: list[socket.socket]) -> None:
     """Return when none of the sockets is open any more; a failure if one stays."""
-    deadline = time.monotonic() + WAIT_TIMEOUT_SECONDS
+    deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
     while any(made.fileno() != -1 for made in sockets):
         if time.monotonic() > deadline:
             raise AssertionError(f"left open: {sockets}")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.endpoint import Endpoint
-from tests.unit.outbound.conftest import Dialled, MakeClient, Names
+from tests.unit.outbound.conftest import DEADLINE_SECONDS, Dialled, MakeClient, Names
 from tests.unit.outbound.test_addresses import BLOCKED_ADDRESSES
 from tests.unit.outbound.test_urls import literal
 from webhookd.outbound.addresses import AddressPolicy
@@ -23,7 +23,6 @@ from webhookd.outbound.names import SystemLookup
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
-DEADLINE_SECONDS = 5.0
 SHORT_DEADLINE_SECONDS = 0.3
 
 

@@ -16,7 +16,7 @@ from standardwebhooks import Webhook
 
 from tests.support.certificates import Certificates
 from tests.support.endpoint import Connection, Endpoint, Handshake, Request
-from tests.unit.outbound.conftest import Dialled, MakeClient, Names, until_closed
+from tests.unit.outbound.conftest import DEADLINE_SECONDS, Dialled, MakeClient, Names, until_closed
 from tests.unit.outbound.test_signatures import make_secret
 from webhookd import __version__
 from webhookd.model.errors import ConfigurationError
@@ -29,7 +29,6 @@ Verb = Callable[[Endpoint], None]
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
-DEADLINE_SECONDS = 5.0
 SHORT_DEADLINE_SECONDS = 0.3
 # What sockets and TLS may hold on their way; an unbounded reader takes far more in a deadline.
 IN_BUFFERS_BYTES = 16 * 1024 * 1024
@@ -56,7 +55,9 @@ def assert_failed(outcome: Outcome, code: str) -> None:
 
 async def test_what_is_sent_is_what_the_contract_says(client: GuardedClient, endpoint: Endpoint) -> None:
     """A POST with our headers and the caller's, each once, and no other."""
-    await client.post(endpoint.url("/hooks?a=%2F"), {"webhook-id": "evt_1", "X-Own": "a b"}, b"{}", 5)
+    await client.post(
+        endpoint.url("/hooks?a=%2F"), {"webhook-id": "evt_1", "X-Own": "a b"}, b"{}", DEADLINE_SECONDS
+    )
     request = endpoint.requests[0]
     assert (request.method, request.path, request.body) == ("POST", "/hooks?a=%2F", b"{}")
     assert request.headers == {

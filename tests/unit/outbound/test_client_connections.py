@@ -16,9 +16,16 @@ import uvloop
 
 from tests.support.certificates import Certificates
 from tests.support.endpoint import Connection, Endpoint, Handshake, Request
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS
-from tests.unit.outbound.conftest import LOOPBACK, Dialled, MakeClient, Names, until_closed
-from tests.unit.outbound.test_client_answers import DEADLINE_SECONDS, SHORT_DEADLINE_SECONDS, post
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
+from tests.unit.outbound.conftest import (
+    DEADLINE_SECONDS,
+    LOOPBACK,
+    Dialled,
+    MakeClient,
+    Names,
+    until_closed,
+)
+from tests.unit.outbound.test_client_answers import SHORT_DEADLINE_SECONDS, post
 from webhookd.outbound import connections
 from webhookd.outbound import names as names_module
 from webhookd.outbound.addresses import AddressPolicy
@@ -181,7 +188,7 @@ def test_a_dial_given_up_as_its_handshake_ends_is_no_error(
         loop.dialling = asyncio.ensure_future(dial)
         with pytest.raises(asyncio.CancelledError):
             await loop.dialling
-        transport = await asyncio.wait_for(loop.connected, WAIT_TIMEOUT_SECONDS)
+        transport = await asyncio.wait_for(loop.connected, CONDITION_TIMEOUT_SECONDS)
         await asyncio.sleep(0.1)  # for what is said of it, and for its end
         assert transport.is_closing()
         client.close()
