@@ -8,7 +8,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from ipaddress import ip_address
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECON
 from webhookd.outbound import connections
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
+from webhookd.outbound.exchange import Exchange
+from webhookd.outbound.outcome import Outcome
 
 LOOPBACK = ("127.0.0.0/8",)
 # Of a request that is answered or refused: only to end a test that hangs.
@@ -89,6 +91,41 @@ def time_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_KEEPALIVE_SECONDS", NEVER_SECONDS)
     monkeypatch.setattr("asyncio.constants.SSL_HANDSHAKE_TIMEOUT", NEVER_SECONDS)
     monkeypatch.setattr("asyncio.constants.SSL_SHUTDOWN_TIMEOUT", NEVER_SECONDS)
+
+
+class Signal:
+    """An event of the test's loop, for which the endpoint can wait in its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        waiting = asyncio.wait_for(self._event.wait(), CONDITION_TIMEOUT_SECONDS)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(waiting, self._loop))
+
+
+def called(monkeypatch: pytest.MonkeyPatch, name: str) -> Signal:
+    """When one of an exchange's methods was called, of a connection that is not made yet."""
+    signal, method = Signal(), getattr(Exchange, name)
+
+    def noticed(exchange: Exchange, *arguments: object) -> None:
+        method(exchange, *arguments)
+        signal.set()
+
+    monkeypatch.setattr(Exchange, name, noticed)
+    return signal
+
+
+async def at_its_deadline(monkeypatch: pytest.MonkeyPatch, request: Awaitable[Outcome]) -> Outcome:
+    """Let DEADLINE_SECONDS pass at once; what becomes of a request under way."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + DEADLINE_SECONDS)
+    return await asyncio.wait_for(request, CONDITION_TIMEOUT_SECONDS)
 
 
 async def until_closed(sockets: list[socket.socket]) -> None:
