@@ -23,6 +23,7 @@ from tests.unit.outbound.conftest import (
     Dialled,
     MakeClient,
     Names,
+    Signal,
     until_closed,
 )
 from tests.unit.outbound.test_client_answers import SHORT_DEADLINE_SECONDS, post
@@ -52,15 +53,17 @@ async def test_an_endpoint_that_speaks_unasked_is_not_listened_to(
     client: GuardedClient, endpoint: Endpoint, sockets: list[socket.socket]
 ) -> None:
     """An answer in advance of the request that it is for closes the connection that it came by."""
+    answered = Signal()
 
     async def answer_twice(_: Request, connection: Connection) -> bool:
         await connection.send(OK)
-        await asyncio.sleep(0.1)  # so that the first is taken for the answer, and the connection kept
+        await answered.wait()
         await connection.send(b"HTTP/1.1 500 X\r\n\r\n")
         return True
 
     endpoint.behave(answer_twice)
     assert (await post(client, endpoint)).delivered
+    answered.set()
     await until_closed(sockets)
 
 
@@ -251,8 +254,15 @@ async def test_a_large_body_to_an_endpoint_that_does_not_read_is_a_timeout(
     client: GuardedClient, endpoint: Endpoint
 ) -> None:
     """The deadline is over the sending, too."""
-    endpoint.answer_unread("/")
-    endpoint.hang("/")
+
+    async def never_read(_: Request, connection: Connection) -> bool:
+        connection.stop_reading()
+        await asyncio.Event().wait()
+        return False
+
+    assert (await post(client, endpoint)).delivered
+    endpoint.answer_unread("/")  # the body is not waited for
+    endpoint.behave(never_read, "/")
     outcome = await client.post(endpoint.url(), {}, bytes(50_000_000), SHORT_DEADLINE_SECONDS)
     assert outcome.error_code == "TIMEOUT"
 
