@@ -48,9 +48,10 @@ async def test_jobs_are_made_in_batches_of_the_new_size_within_the_new_window(
     await publish_many(flow, 10, [EVENT_TYPE])
     active = "select count(*) = $1 from webhookd.webhook_delivery_jobs where status = 'Pending'"
     await until(flow.daemon, active, 3)
+    # Before the reload: with a full window no more are made.
+    before = await flow.daemon.fetchval("select max(id) from webhookd.webhook_delivery_jobs")
     daemon.configure(orchestration={"subscription_window": 7, "batch_size": 1})
     assert await daemon.reload()
-    before = await flow.daemon.fetchval("select max(id) from webhookd.webhook_delivery_jobs")
     await until(flow.daemon, active, 7)
     new = f"webhook_delivery_jobs where id > {before}"
     assert await largest_batch(flow, new) == 1
