@@ -6,10 +6,12 @@ Records every request byte for byte. What it does is set for a path, or for all:
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import socket
 import ssl
 import struct
+import termios
 import threading
 import time
 import warnings
@@ -61,6 +63,12 @@ class Connection:
         self._writer.write(data)
         await self._writer.drain()
         self.bytes_sent += len(data)
+
+    async def arrived(self) -> None:
+        """Wait until the client's machine has acknowledged all that was sent, be it that nobody read it."""
+        raw = self._writer.get_extra_info("socket")
+        while raw.fileno() >= 0 and any(fcntl.ioctl(raw, termios.TIOCOUTQ, bytes(4))):
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     def stop_reading(self) -> None:
         """Take nothing more, not even the client's goodbye: below TLS, which would answer it by itself."""
@@ -233,12 +241,12 @@ class Endpoint:
         self.behave(behaviour, path)
 
     def reset_after_status(self, status: int = 200, path: str | None = None) -> None:
-        """Send status and headers, and a reset once the client has seen them."""
+        """Send status and headers, and a reset once the client's machine has them."""
 
         async def behaviour(_: Request, connection: Connection) -> bool:
             await connection.send(f"HTTP/1.1 {status} X\r\nContent-Length: 100\r\n\r\n".encode())
-            # A reset discards what the client has not read yet.
-            await asyncio.sleep(5 * DRIP_INTERVAL_SECONDS)
+            # A reset discards what is still here. What is there the client reads before it hears of the end.
+            await connection.arrived()
             await connection.reset()
             return False
 
