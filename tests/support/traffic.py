@@ -118,8 +118,12 @@ class Receiver:
         await until_true(lambda: not self._held)
         status = self._failing.get(request.path, 200)
         answer = OK if self._keeps_connections else OK_AND_CLOSE
-        await connection.send(answer.replace(b"200 OK", b"%d Told" % status) if status != 200 else answer)
-        receipt.response_status = status
+        receipt.response_status = status  # before the client can have it, and have it written down
+        try:
+            await connection.send(answer.replace(b"200 OK", b"%d Told" % status) if status != 200 else answer)
+        except BaseException:
+            receipt.response_status = None
+            raise
         return self._keeps_connections
 
 
