@@ -149,7 +149,8 @@ async def test_a_longer_lease_is_not_that_of_a_job_leased_before(
     await flow.publish(payload=LARGE)
     leased = "select exists (select from webhookd.webhook_delivery_jobs where status = 'Leased'{})"
     await until(flow.daemon, leased.format(""))
-    daemon.configure(delivery={"lease_seconds": 600})
+    # The request that is made in the end has the time it needs.
+    daemon.configure(delivery={"timeout_seconds": 15, "lease_seconds": 600})
     assert await daemon.reload()
     await until(flow.daemon, leased.format(" and lease_until < clock_timestamp()"))
     await transaction.commit()
