@@ -1,6 +1,5 @@
 """The report: what a person reads of a run."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,9 @@ async def test_a_recovery_that_is_late_fails_its_scenario(tmp_path: Path) -> Non
     """What is kept of it is a row; what is not is a problem."""
     nothing: Any = None  # of it is running
     bed = Bed(tmp_path, Needs(), nothing, nothing, nothing, nothing, nothing, nothing)
-    bed.recovered("the return", time.monotonic() - 10, 10.0)
+    bed.recovered("the return", 1.0, 10.0, ended=11.0)
     assert not bed.problems
-    bed.recovered("the return", time.monotonic() - 11, 10.0)
+    bed.recovered("the return", 1.0, 10.0, ended=12.0)
     assert [recovery.is_late for recovery in bed.recoveries] == [False, True]
     assert bed.problems == ["late: the return after 11.00 s, and not 10.0"]
 
