@@ -67,7 +67,7 @@ class Connection:
     async def arrived(self) -> None:
         """Wait until the client's machine has acknowledged all that was sent, be it that nobody read it."""
         raw = self._writer.get_extra_info("socket")
-        while raw.fileno() >= 0 and any(fcntl.ioctl(raw, termios.TIOCOUTQ, bytes(4))):
+        while raw.fileno() >= 0 and any(fcntl.ioctl(raw, termios.TIOCOUTQ, bytes(4))):  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     def stop_reading(self) -> None:
