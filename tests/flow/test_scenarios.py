@@ -2,7 +2,7 @@
 
 from standardwebhooks import Webhook
 
-from tests.flow.conftest import MakeDaemon
+from tests.flow.conftest import HELD, MakeDaemon
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
@@ -69,13 +69,13 @@ async def test_a_crashed_instances_work_is_done_by_another(
     """Kill -9 in the middle of a request: the lease expires, is reset, and another instance delivers."""
     await subscribed(flow, endpoint)
     endpoint.hang()
-    short = {"delivery": {"timeout_seconds": 1.0, "lease_seconds": 6.0}}
-    doomed = await make_daemon(**short).start()
+    doomed = await make_daemon(delivery=HELD).start()
     await flow.publish()
     await endpoint.received(1)
     doomed.kill()
     endpoint.answer(200)
-    await make_daemon(**short).start()
+    await make_daemon(delivery=HELD).start()
+    await flow.expire_lease(await flow.daemon.fetchval("select id from webhookd.webhook_delivery_jobs"))
     await until(flow.daemon, "select status = 'Completed' from webhookd.webhook_delivery_sagas")
     job = await flow.daemon.fetchrow("select lease_resets, status from webhookd.webhook_delivery_jobs")
     assert job is not None
