@@ -1,5 +1,6 @@
 """What an operator sees of an instance: /readyz, /status, /metrics, and its log."""
 
+import asyncio
 from typing import Any
 
 from tests.flow.conftest import HELD, MakeDaemon
@@ -8,7 +9,7 @@ from tests.flow.test_scenarios import subscribed
 from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
-from tests.support.waiting import until
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 from webhookd.store import events, subscriptions
 
 
@@ -18,9 +19,10 @@ def status_of(daemon: DaemonProcess) -> Any:
 
 
 def backlog_of(daemon: DaemonProcess) -> dict[str, int]:
-    """Where something waits, by /status."""
+    """Where something waits, by /status; nowhere if it was not seen."""
     backlog = status_of(daemon)["backlog"]
-    return {stage["stage"]: stage["waiting"] for stage in backlog["stages"] if stage["waiting"]}
+    stages = backlog["stages"] if backlog else []
+    return {stage["stage"]: stage["waiting"] for stage in stages if stage["waiting"]}
 
 
 async def test_the_backlog_is_seen(flow: Flow, make_daemon: MakeDaemon) -> None:
@@ -29,9 +31,11 @@ async def test_the_backlog_is_seen(flow: Flow, make_daemon: MakeDaemon) -> None:
     await flow.publish()
     daemon = await make_daemon(services={"enabled": ["api"]}).start()
     await daemon.until(lambda: daemon.metric("webhookd_backlog", stage="routing") == 2, "seen")
-    assert backlog_of(daemon) == {"routing": 2}
-    assert daemon.metric("webhookd_backlog_oldest_age_seconds", stage="routing") > 0
-    assert daemon.metric("webhookd_backlog_oldest_age_seconds", stage="results") == 0
+    # A look that took too long is forgotten until the next.
+    await daemon.until(lambda: backlog_of(daemon) == {"routing": 2}, "seen in /status")
+    age = "webhookd_backlog_oldest_age_seconds"
+    await daemon.until(lambda: daemon.metric(age, stage="routing") > 0, "old")
+    assert daemon.metric(age, stage="results") == 0
 
 
 async def test_a_failing_endpoint_is_seen(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
@@ -105,17 +109,17 @@ async def test_a_draining_instance_is_alive_and_not_ready(
 ) -> None:
     """Balancers send it nothing more while its last request ends."""
     await subscribed(flow, endpoint)
-    endpoint.hang()
-    daemon = await make_daemon(delivery={"timeout_seconds": 2.0}, retry={"max_attempts": 1}).start()
+    gate = endpoint.hold()
+    daemon = await make_daemon(delivery=HELD, services={"shutdown_grace_seconds": 600}).start()
     await flow.publish()
-    await endpoint.received(1)
+    await gate.opened(1)
     daemon.sigterm()
     await daemon.until(lambda: daemon.logged("draining"), "draining")
     assert (daemon.get("/readyz")[0], daemon.get("/healthz")[0]) == (503, 200)
     assert status_of(daemon)["draining"] is True
+    gate.let_through(1)
     assert await daemon.ended() == 0
-    jobs = await flow.daemon.fetch("select status, error_code from webhookd.webhook_delivery_jobs")
-    assert [tuple(job) for job in jobs] == [("Failed", "TIMEOUT")]
+    assert await flow.daemon.fetchval("select status from webhookd.webhook_delivery_jobs") == "Completed"
 
 
 async def test_health_has_an_address_of_its_own(flow: Flow, make_daemon: MakeDaemon) -> None:
@@ -174,14 +178,17 @@ async def test_one_report_that_cannot_be_stored_holds_up_no_other(
             for each row execute function public.refuse();
         """
     )
-    daemon = await make_daemon().start()
+    daemon = await make_daemon(delivery=HELD).start()
     for _ in range(20):
         await flow.publish()
-    await until(
-        flow.daemon, "select count(*) = 20 from webhookd.webhook_delivery_sagas where status = 'Completed'"
-    )
-    # It may come by after all the others.
-    await daemon.until(lambda: daemon.logged("cannot be stored"), "told of it")
+    await until(flow.daemon, COMPLETED, 20)
+    others = 20
+    async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
+        # It may come by after all of these; alone it is tried again, for it is known by the others.
+        while not daemon.logged("cannot be stored"):
+            await flow.publish()
+            others += 1
+            await until(flow.daemon, COMPLETED, others)
     assert daemon.metric("webhookd_delivery_reports_total", verdict="unstorable") == 1
     [line] = daemon.logged("cannot be stored")
     assert line["event_id"] == unlucky
