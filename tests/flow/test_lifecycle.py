@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.flow.conftest import MakeDaemon
+from tests.flow.conftest import HELD, MakeDaemon
 from tests.flow.test_scenarios import subscribed
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
@@ -52,10 +52,14 @@ async def test_three_instances_share_the_work(
 async def test_sigterm_drains(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
     """Under load: exit 0, no lease left behind, nothing lost, nothing doubled by who follows."""
     await subscribed(flow, endpoint)
-    first = await make_daemon().start()
+    gate = endpoint.hold()
+    gate.let_through(100)
+    first = await make_daemon(delivery=HELD).start()
     await publish_many(flow, 2000, [EVENT_TYPE])
-    await endpoint.received(100)
+    await endpoint.received(101)
     first.sigterm()
+    await first.until(lambda: first.logged("draining"), "draining")
+    gate.let_through(2000)
     assert await first.ended() == 0
     leased = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'"
     assert await flow.daemon.fetchval(leased) == 0
@@ -71,7 +75,7 @@ async def test_a_second_signal_ends_it_at_once(
     """While it waits for a request in flight, a second SIGTERM is final."""
     await subscribed(flow, endpoint)
     endpoint.hang()
-    daemon = await make_daemon().start()
+    daemon = await make_daemon(delivery=HELD).start()
     await flow.publish()
     await endpoint.received(1)
     daemon.sigterm()

@@ -9,7 +9,7 @@ import socket
 import aiohttp
 import pytest
 
-from tests.flow.conftest import MakeApi, MakeDaemon
+from tests.flow.conftest import HELD, MakeApi, MakeDaemon
 from tests.flow.test_lifecycle import COMPLETED, publish_many
 from tests.flow.test_scenarios import subscribed
 from tests.support.api import Client
@@ -222,7 +222,7 @@ async def test_the_end_waits_for_a_request(
     """Asked by systemd or by Ctrl-C: what is under way ends, is reported, and no lease is left."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
-    daemon = await make_daemon().start()
+    daemon = await make_daemon(delivery=HELD).start()
     await flow.publish()
     await gate.opened(1)
     daemon.process.send_signal(how)
@@ -242,7 +242,7 @@ async def test_a_request_that_outlasts_the_grace_keeps_its_lease(
     """Exit 0 all the same; nobody knows whether it arrived, so it is sent again once the lease is over."""
     await subscribed(flow, endpoint)
     endpoint.hang()
-    daemon = await make_daemon(services={"shutdown_grace_seconds": 0.2}).start()
+    daemon = await make_daemon(delivery=HELD, services={"shutdown_grace_seconds": 0.2}).start()
     await flow.publish()
     await endpoint.received(1)
     daemon.sigterm()
@@ -285,7 +285,9 @@ async def test_the_end_without_the_database(
     """Gone or silent, with a result that cannot be reported: exit 0, and who follows delivers it again."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
-    daemon = await make_daemon(database={"dsn": wire.dsn}, services={"shutdown_grace_seconds": 0.5}).start()
+    daemon = await make_daemon(
+        delivery=HELD, database={"dsn": wire.dsn}, services={"shutdown_grace_seconds": 0.5}
+    ).start()
     await flow.publish()
     await gate.opened(1)
     getattr(wire, how)()
