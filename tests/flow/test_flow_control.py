@@ -1,5 +1,6 @@
 """How much one endpoint gets at once, with real daemons: few while it is slow, one while it keeps failing."""
 
+import asyncio
 from collections import Counter
 
 from tests.flow.conftest import HELD, PATIENT, MakeDaemon
@@ -7,7 +8,7 @@ from tests.flow.test_lifecycle import publish_many
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.open_requests import OpenRequests
-from tests.support.waiting import until
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 
 COMPLETED_OF = """
     select count(*) from webhookd.webhook_delivery_sagas where subscription_id = $1 and status = 'Completed'
@@ -36,11 +37,14 @@ async def test_a_failing_endpoint_is_probed_one_request_at_a_time(
     await publish_many(flow, 60, ["orders"])
     # What was claimed before it was failing has ended; what was being claimed just then comes soon after.
     await until(flow.daemon, FAILING_AND_QUIET, subscription_id)
-    requests.hold_seconds = 0.02
-    await endpoint.received(len(endpoint.requests) + 5)
+    await endpoint.received(len(endpoint.requests) + 2)
     waiting = await flow.daemon.fetchval(ACTIVE_JOBS_OF, subscription_id)
     assert waiting > 1, "the jobs that waited were sent all at once"
-    requests.most_open = 0
+    requests.hold_seconds = 0.02
+    async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
+        while requests.most_open != 1:  # soon: here, when five in a row were alone
+            requests.most_open = 0
+            await endpoint.received(len(endpoint.requests) + 5)
     await endpoint.received(len(endpoint.requests) + 60)
     assert requests.most_open == 1
     # The jobs from before are used up, and no more than one is made.
