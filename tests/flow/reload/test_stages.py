@@ -88,19 +88,29 @@ async def test_a_lost_lease_is_given_up_by_the_new_count(flow: Flow, make_daemon
     await flow.publish()
     await flow.route()
     await flow.start()
-    job = "select status = $1 and lease_resets = 1 from webhookd.webhook_delivery_jobs"
-    await lose_lease(flow)
-    await until(flow.daemon, job, "Pending")
+    job = "select status = $1 and lease_resets = 1 from webhookd.webhook_delivery_jobs where id = $2"
+    job_id = await lose_lease(flow)
+    await until(flow.daemon, job, "Pending", job_id)
     daemon.configure(reaper={"max_lease_resets": 0})
     assert await daemon.reload()
-    await lose_lease(flow)
-    await until(flow.daemon, job, "Failed")
+    # A look that was on its way when the file changed goes by the old one: it has this other job.
+    await flow.publish()
+    await flow.route()
+    await flow.start()
+    [other] = {lease.job_id for lease in await flow.claim()} - {job_id}
+    await flow.expire_lease(other)
+    await until(
+        flow.daemon, "select status <> 'Leased' from webhookd.webhook_delivery_jobs where id = $1", other
+    )
+    await flow.expire_lease(job_id)
+    await until(flow.daemon, job, "Failed", job_id)
 
 
-async def lose_lease(flow: Flow) -> None:
-    """Claim, and let the time be over."""
+async def lose_lease(flow: Flow) -> int:
+    """Claim, and let the time be over; of which job."""
     [lease] = await flow.claim()
     await flow.expire_lease(lease.job_id)
+    return lease.job_id
 
 
 @swaps("reaper.interval_seconds")
