@@ -167,7 +167,7 @@ async def test_until_blocked_sees_a_waiting_backend(database: Database) -> None:
 
 async def test_until_blocked_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that never waits is an assertion error, not an endless test."""
-    monkeypatch.setattr("tests.support.waiting.WAIT_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("tests.support.waiting.CONDITION_TIMEOUT_SECONDS", 0.05)
     idle, observer = await database.connect("stranger"), await database.connect("stranger")
     with pytest.raises(AssertionError, match="was not blocked by any other"):
         await until_blocked(observer, idle.get_server_pid())

@@ -11,7 +11,7 @@ from tests.flow.conftest import HELD, PATIENT, SHORT, MakeDaemon
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.names import Names
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS, until
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 from tests.unit.outbound.test_addresses import BLOCKED
 from tests.unit.outbound.test_urls import REFUSED, literal
 
@@ -188,7 +188,7 @@ async def test_a_name_that_is_never_answered_does_not_keep_the_daemon(
     await daemon.until(lambda: names.asked == ["silent.hooks.example"], "asking")
     daemon.sigterm()
     await daemon.until(lambda: daemon.logged("stopped"), "ended")
-    assert await asyncio.wait_for(daemon.ended(), WAIT_TIMEOUT_SECONDS) == 0
+    assert await asyncio.wait_for(daemon.ended(), CONDITION_TIMEOUT_SECONDS) == 0
 
 
 async def test_the_daemons_own_api_is_not_dialled(flow: Flow, names: Names, make_daemon: MakeDaemon) -> None:

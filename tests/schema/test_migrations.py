@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import MakeDatabase
 from tests.support.database import ADMIN_OPTION_MAJOR, Cluster, Credentials, Database, Login
-from tests.support.waiting import POLL_INTERVAL_SECONDS, WAIT_TIMEOUT_SECONDS, until_finished
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS, until_finished
 from webhookd import __version__
 from webhookd.model.errors import SchemaProblem, WebhookdError
 from webhookd.store import migrations
@@ -113,7 +113,7 @@ async def has_schema(connection: Connection) -> bool:
 
 async def until_all_wait(observer: Connection, count: int, holding: Connection) -> None:
     """Return when so many migrations, in whichever database, wait for the holder."""
-    deadline = asyncio.get_running_loop().time() + WAIT_TIMEOUT_SECONDS
+    deadline = asyncio.get_running_loop().time() + CONDITION_TIMEOUT_SECONDS
     waiting = 0
     while asyncio.get_running_loop().time() < deadline:
         waiting = await observer.fetchval(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS, finished, until_blocked, until_finished
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until_blocked, until_finished
 from webhookd.store import events
 from webhookd.store.connection import Connection
 from webhookd.store.events import NewEvent
@@ -72,7 +72,7 @@ class Ear:
 
     async def next(self) -> str:
         """What is heard next; a failure if nothing comes."""
-        return await asyncio.wait_for(self.heard.get(), WAIT_TIMEOUT_SECONDS)
+        return await asyncio.wait_for(self.heard.get(), CONDITION_TIMEOUT_SECONDS)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import aiohttp
 from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 
 JSON = {"Content-Type": "application/json"}
 
@@ -106,7 +106,7 @@ class Client:
         try:
             writer.write(data)
             await writer.drain()
-            return await asyncio.wait_for(reader.read(), WAIT_TIMEOUT_SECONDS)
+            return await asyncio.wait_for(reader.read(), CONDITION_TIMEOUT_SECONDS)
         finally:
             writer.close()
 

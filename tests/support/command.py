@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DSN = "WEBHOOKD_DATABASE_DSN"
 # As much as a process may take on a busy machine; nothing waits for it to pass.
-PROCESS_TIMEOUT_SECONDS = 60
+PROCESS_TIMEOUT_SECONDS = 120
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tests.support.forked import Forked
 from tests.support.postgres import free_port
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from webhookd.embedded.installation import Account
 
 POLL_INTERVAL_SECONDS = 0.02
-WAIT_TIMEOUT_SECONDS = 120
 RELOADS = "webhookd_config_reloads_total"
 
 
@@ -188,7 +188,7 @@ class DaemonProcess:
     async def until(self, condition: Any, what: str) -> None:
         """Wait for a condition, asked without blocking the loop."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + WAIT_TIMEOUT_SECONDS
+        deadline = loop.time() + CONDITION_TIMEOUT_SECONDS
         while not await asyncio.to_thread(condition):
             if loop.time() > deadline or (self.process.poll() is not None and what != "ended"):
                 raise AssertionError(
@@ -204,7 +204,7 @@ class DaemonProcess:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=WAIT_TIMEOUT_SECONDS) as answer:  # noqa: S310  http, and to ourselves
+            with urllib.request.urlopen(request, timeout=CONDITION_TIMEOUT_SECONDS) as answer:  # noqa: S310  http, and to ourselves
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()

@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Self
 
-from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS, WAIT_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
 
 # Of the behaviours that are about time. Any deadline of a test is longer than a few of these.
 DRIP_INTERVAL_SECONDS = 0.02
@@ -87,7 +87,7 @@ class Connection:
         """End without a goodbye, and wait until it has ended."""
         self._writer.transport.abort()
         with contextlib.suppress(OSError):
-            await asyncio.wait_for(self._writer.wait_closed(), WAIT_TIMEOUT_SECONDS)
+            await asyncio.wait_for(self._writer.wait_closed(), CONDITION_TIMEOUT_SECONDS)
 
 
 Behaviour = Callable[[Request, Connection], Awaitable[bool]]  # true: the connection may be used again
@@ -128,18 +128,18 @@ class Endpoint:
     def start(self) -> None:
         """Listen on a free port of 127.0.0.1."""
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(WAIT_TIMEOUT_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(CONDITION_TIMEOUT_SECONDS)
 
     def stop(self) -> None:
         """End every connection and the thread."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(WAIT_TIMEOUT_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(CONDITION_TIMEOUT_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(WAIT_TIMEOUT_SECONDS)
+        self._thread.join(CONDITION_TIMEOUT_SECONDS)
         self._loop.close()
 
     def stop_listening(self) -> None:
         """Refuse new connections; those that are open stay."""
-        asyncio.run_coroutine_threadsafe(self._close_listener(), self._loop).result(WAIT_TIMEOUT_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._close_listener(), self._loop).result(CONDITION_TIMEOUT_SECONDS)
 
     def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
         """The URL of a path, by any name that leads here."""

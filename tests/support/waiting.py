@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from tests.support.database import Connection
 
 POLL_INTERVAL_SECONDS = 0.01
-WAIT_TIMEOUT_SECONDS = 10
-# For what a daemon does by itself, on a machine that does much else: only to end a test that hangs.
+# On a machine that does much else: only to end a test that hangs.
 CONDITION_TIMEOUT_SECONDS = 120
 
 
@@ -20,7 +19,7 @@ async def until_blocked(observer: "Connection", waiting_pid: int, by_pid: int | 
     """Return when a backend waits for a lock, held by `by_pid` if that is given."""
     blocking: list[int] = []
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + WAIT_TIMEOUT_SECONDS
+    deadline = loop.time() + CONDITION_TIMEOUT_SECONDS
     while loop.time() < deadline:
         blocking = await observer.fetchval("SELECT pg_blocking_pids($1)", waiting_pid)
         if by_pid in blocking or (by_pid is None and blocking):
@@ -28,7 +27,7 @@ async def until_blocked(observer: "Connection", waiting_pid: int, by_pid: int | 
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
     raise AssertionError(
         f"backend {waiting_pid} was not blocked by {by_pid or 'any other'} within"
-        f" {WAIT_TIMEOUT_SECONDS} s; blocked by: {blocking or 'none'}"
+        f" {CONDITION_TIMEOUT_SECONDS} s; blocked by: {blocking or 'none'}"
     )
 
 
@@ -40,9 +39,9 @@ async def finished(task: "asyncio.Task[Any]") -> bool:
 
 async def until_finished(task: "asyncio.Task[Any]") -> None:
     """Return when a task has ended, in whichever way; a failure in the given time if it has not."""
-    done, _ = await asyncio.wait([task], timeout=WAIT_TIMEOUT_SECONDS)
+    done, _ = await asyncio.wait([task], timeout=CONDITION_TIMEOUT_SECONDS)
     if not done:
-        raise AssertionError(f"{task.get_name()} did not end within {WAIT_TIMEOUT_SECONDS} s")
+        raise AssertionError(f"{task.get_name()} did not end within {CONDITION_TIMEOUT_SECONDS} s")
 
 
 async def until(observer: "Connection", query: str, *arguments: object) -> None:

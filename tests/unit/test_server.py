@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from aiohttp import web
 
-from tests.support.waiting import WAIT_TIMEOUT_SECONDS
+from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.api import bodies, server
 from webhookd.api.answers import answer
 from webhookd.api.app import problems_answered, uninvited
@@ -34,7 +34,7 @@ class Connection(NamedTuple):
         """All that comes, until the server ends it, in order or not."""
         came = b""
         try:
-            while chunk := await asyncio.wait_for(self.reader.read(65536), WAIT_TIMEOUT_SECONDS):
+            while chunk := await asyncio.wait_for(self.reader.read(65536), CONDITION_TIMEOUT_SECONDS):
                 came += chunk
         except ConnectionResetError:
             pass
@@ -43,7 +43,7 @@ class Connection(NamedTuple):
     async def is_answered(self) -> bool:
         """Whether a whole request gets 200."""
         self.writer.write(WHOLE)
-        return b" 200 " in await asyncio.wait_for(self.reader.readline(), WAIT_TIMEOUT_SECONDS)
+        return b" 200 " in await asyncio.wait_for(self.reader.readline(), CONDITION_TIMEOUT_SECONDS)
 
 
 Connect = Callable[[], Awaitable[Connection]]
@@ -136,7 +136,7 @@ async def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None
                 await asyncio.sleep(SHORT_SECONDS / 4)
 
         with pytest.raises(ConnectionError):  # who reads nothing learns of the end by writing
-            await asyncio.wait_for(write_on(), WAIT_TIMEOUT_SECONDS)
+            await asyncio.wait_for(write_on(), CONDITION_TIMEOUT_SECONDS)
 
 
 async def test_one_connection_too_many_ends_the_idlest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ async def test_one_connection_too_many_ends_the_idlest(monkeypatch: pytest.Monke
         await idle.sees_the_end()
         new.writer.write(POST + b"Content-Length: 2\r\n\r\n{")
         busy.writer.write(b"}")
-        assert b" 200 " in await asyncio.wait_for(busy.reader.readline(), WAIT_TIMEOUT_SECONDS)
+        assert b" 200 " in await asyncio.wait_for(busy.reader.readline(), CONDITION_TIMEOUT_SECONDS)
 
 
 async def test_a_body_is_invited_only_where_it_is_read() -> None:
@@ -192,7 +192,7 @@ async def test_a_request_that_never_ends_does_not_outlast_the_grace(monkeypatch:
         connection.writer.write(WHOLE)
         await asked.wait()
         task.cancel()
-        done, _ = await asyncio.wait({task}, timeout=WAIT_TIMEOUT_SECONDS)
+        done, _ = await asyncio.wait({task}, timeout=CONDITION_TIMEOUT_SECONDS)
         connection.writer.close()
     assert done
 
