@@ -412,6 +412,7 @@ def test_what_the_planner_knew_does_not_matter(
     assert grown(call, fresh, other) == {}
 
 
+@pytest.mark.once  # about the checks above, which are the same with every PostgreSQL
 @pytest.mark.parametrize("index", INDEXES)
 def test_a_missing_index_is_missed(laboratory: Laboratory, index: str) -> None:
     """Without an index, a call that it serves fails the checks that do not ask for it by name."""
