@@ -11,9 +11,9 @@ from tests.support.database import Database
 from tests.support.flow import Flow
 from tests.support.installations import local_installations
 from tests.support.tools import content
+from webhookd.core.errors import Refusal
+from webhookd.db import migrations
 from webhookd.embedded.installation import Installation, wheel_installations
-from webhookd.model.errors import Refusal
-from webhookd.store import migrations
 
 COUNTS = """
     select (select count(*) from webhookd.events), (select count(*) from webhookd.event_routing_queue),

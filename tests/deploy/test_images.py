@@ -15,7 +15,7 @@ import yaml
 
 from tests.support.database import Database
 from tests.support.tools import content
-from webhookd.config.settings import Settings
+from webhookd.core.settings import Settings
 from webhookd.embedded.installation import wheel_installations
 
 ROOT = Path(__file__).resolve().parents[2]

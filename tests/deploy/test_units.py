@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.tools import content
-from webhookd.config.settings import Settings
-from webhookd.model.errors import CannotListen, ConfigurationError, DatabaseUnavailable, SchemaProblem
+from webhookd.core.errors import CannotListen, ConfigurationError, DatabaseUnavailable, SchemaProblem
+from webhookd.core.settings import Settings
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 UNITS = ("webhookd.service", "webhookd@.service")

@@ -8,7 +8,7 @@ from typing import TypeVar
 from tests.faults.bed import Bed
 from tests.support.processes import processor_seconds
 from tests.support.waiting import until_true
-from webhookd.store.listener import HEARTBEAT_INTERVAL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from webhookd.db.listener import HEARTBEAT_INTERVAL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 
 # A fault tells how much it hit, where that can be nothing.
 Verb = Callable[..., Awaitable[int | None]]

@@ -15,7 +15,7 @@ from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.publisher import Publisher
 from tests.support.traffic import ALL_DELIVERED, HealthWatch, Receiver, broken_promises
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS, until, until_true
-from webhookd.store.bells import SHADOW_SECONDS
+from webhookd.wakeups import SHADOW_SECONDS
 
 log = logging.getLogger(__name__)
 

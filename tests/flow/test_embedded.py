@@ -23,6 +23,7 @@ from tests.support.embedded import Home, migrated_home
 from tests.support.endpoint import Endpoint
 from tests.support.postgres import end_process, run_apart
 from tests.support.processes import is_gone
+from webhookd.core.errors import ConfigurationError, EmbeddedError
 from webhookd.embedded import installation
 from webhookd.embedded.folder import LARGEST_LOG_BYTES, Folder, opened
 from webhookd.embedded.installation import (
@@ -34,7 +35,6 @@ from webhookd.embedded.installation import (
     wheel_installation,
 )
 from webhookd.embedded.server import running
-from webhookd.model.errors import ConfigurationError, EmbeddedError
 
 MakeHome = Callable[..., Home]
 MakeInstance = Callable[..., DaemonProcess]

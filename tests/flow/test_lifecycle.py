@@ -8,7 +8,7 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.invariants import AUDIT, broken_invariants
 from tests.support.waiting import until
-from webhookd.store import events, subscriptions
+from webhookd.deliveries import events, subscriptions
 
 COMPLETED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
 

@@ -4,7 +4,7 @@ from tests.flow.conftest import MakeDaemon
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
-from webhookd.store import subscriptions
+from webhookd.deliveries import subscriptions
 
 EVENTS = 5000
 SUBSCRIPTIONS = 10

@@ -10,7 +10,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
-from webhookd.store import events, subscriptions
+from webhookd.deliveries import events, subscriptions
 
 
 def status_of(daemon: DaemonProcess) -> Any:

@@ -12,7 +12,7 @@ from tests.support.database import Database
 from tests.support.endpoint import Endpoint, Request
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
-from webhookd.store import subscriptions
+from webhookd.deliveries import subscriptions
 
 API_BODY_BYTES = 1024 * 1024
 SQL_PAYLOAD_BYTES = 8 * 1024 * 1024

@@ -11,7 +11,7 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.pooler import PgBouncer, Pooler, RotatingPooler
 from tests.support.waiting import until
-from webhookd.store import subscriptions
+from webhookd.deliveries import subscriptions
 
 BOUNCER = pytest.mark.skipif(not PgBouncer.is_installed(), reason="PgBouncer is not installed here")
 

@@ -6,7 +6,7 @@ from tests.flow.conftest import HELD, MakeDaemon
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
-from webhookd.store import subscriptions
+from webhookd.deliveries import subscriptions
 
 
 async def subscribed(flow: Flow, endpoint: Endpoint, **settings: object) -> subscriptions.Created:

@@ -14,9 +14,10 @@ import asyncpg
 import pytest
 
 from tests.support.flow import ADDRESS, POLICY, Flow
-from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
-from webhookd.store import dead_letters, jobs, sagas
-from webhookd.store.connection import Connection
+from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.db.connection import Connection
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import dead_letters, sagas
 
 # Ids of the world that `world` makes; a copy of the template counts from 1.
 SUBSCRIPTION, HELD, DEAD_LETTER, NOBODY = 1, 2, 1, 999_999

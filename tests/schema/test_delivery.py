@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 
 from tests.support.flow import Flow
-from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
-from webhookd.store import jobs
+from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.deliveries import attempts as jobs
 
 
 async def leased(flow: Flow) -> jobs.Lease:

@@ -12,7 +12,8 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import Flow
 from tests.support.history import vacuum
-from webhookd.store import events, jobs
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import events
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.flow import Flow
 from tests.support.invariants import AUDIT, INVARIANTS, broken_invariants, broken_rows
-from webhookd.model.states import SagaStatus
+from webhookd.core.states import SagaStatus
 
 RECEIPT = """
     insert into public.receipts (saga_id, response_status, received_at, body, verifies)

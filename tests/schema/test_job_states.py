@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.catalog import columns, insert, refusal, update
-from webhookd.model.states import JobStatus, SagaStatus
+from webhookd.core.states import JobStatus, SagaStatus
 
 if TYPE_CHECKING:
     from tests.support.flow import Flow

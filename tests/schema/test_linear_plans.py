@@ -15,7 +15,8 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import FAILING_AFTER, POLICY, Flow
 from tests.support.history import vacuum
-from webhookd.store import events, jobs, sagas
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import events, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

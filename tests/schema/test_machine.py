@@ -20,9 +20,10 @@ from tests.support.guards import Weakened
 from tests.support.invariants import AUDIT, broken_invariants
 from tests.support.machines import Drive
 from tests.support.model import Job, Saga, Subscription, World
-from webhookd.model.errors import Refusal
-from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
-from webhookd.store import dead_letters, events, jobs, sagas, subscriptions
+from webhookd.core.errors import Refusal
+from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import dead_letters, events, sagas, subscriptions
 
 Result = TypeVar("Result")
 

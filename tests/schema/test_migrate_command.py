@@ -11,9 +11,9 @@ from tests.support.database import Database
 from tests.support.postgres import LocalServer, free_port
 from tests.support.waiting import POLL_INTERVAL_SECONDS, until_blocked
 from webhookd import __version__
-from webhookd.store import migrations
-from webhookd.store.connection import Connection
-from webhookd.store.schema_files import shipped
+from webhookd.db import migrations
+from webhookd.db.connection import Connection
+from webhookd.db.schema_files import shipped
 
 UP_TO_DATE = "The schema is up to date."
 

@@ -16,11 +16,11 @@ from tests.conftest import MakeDatabase
 from tests.support.database import ADMIN_OPTION_MAJOR, Cluster, Credentials, Database, Login
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS, until_finished
 from webhookd import __version__
-from webhookd.model.errors import SchemaProblem, WebhookdError
-from webhookd.store import migrations
-from webhookd.store.connection import Connection
-from webhookd.store.migrations import Pending, check, migrate
-from webhookd.store.schema_files import FunctionFile, Migration, Schema, shipped
+from webhookd.core.errors import SchemaProblem, WebhookdError
+from webhookd.db import migrations
+from webhookd.db.connection import Connection
+from webhookd.db.migrations import Pending, check, migrate
+from webhookd.db.schema_files import FunctionFile, Migration, Schema, shipped
 
 NOTHING = Pending((), code=False, triggers=False)
 EVERYTHING = Pending(shipped().migrations, code=True, triggers=True)

@@ -1,7 +1,7 @@
 """What waits, stage by stage, as the gauges show it."""
 
 from tests.support.flow import POLICY, Flow
-from webhookd.store import backlog
+from webhookd.deliveries import backlog
 
 # A retry is an hour away.
 LATER = POLICY._replace(base_delay_seconds=3600)

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.flow import POLICY, Flow
-from webhookd.model.states import SagaStatus
-from webhookd.store import jobs, sagas
+from webhookd.core.states import SagaStatus
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import sagas
 
 
 def backoff_seconds(

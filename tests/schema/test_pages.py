@@ -21,12 +21,12 @@ from tests.support.history import (
     write_history,
 )
 from tests.support.postgres import run_apart
-from webhookd.model.errors import Refused
-from webhookd.model.states import SagaStatus
-from webhookd.model.why import Limits
-from webhookd.store import dead_letters, reads
-from webhookd.store.dead_letters import Filter
-from webhookd.store.pages import Page
+from webhookd.core.errors import Refused
+from webhookd.core.states import SagaStatus
+from webhookd.db.paging import Page
+from webhookd.deliveries import dead_letters, reads
+from webhookd.deliveries.dead_letters import Filter
+from webhookd.deliveries.explain import Limits
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -35,7 +35,8 @@ from tests.support.history import (
     write_history,
 )
 from tests.support.postgres import run_apart
-from webhookd.store import backlog, dead_letters, events, jobs, routing, sagas
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import backlog, dead_letters, events, routing, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

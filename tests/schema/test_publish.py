@@ -12,9 +12,9 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until_blocked, until_finished
-from webhookd.store import events
-from webhookd.store.connection import Connection
-from webhookd.store.events import NewEvent
+from webhookd.db.connection import Connection
+from webhookd.deliveries import events
+from webhookd.deliveries.events import NewEvent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,9 @@ from tests.support.database import Database
 from tests.support.flow import POLICY, Flow
 from tests.support.guards import Dropped, Weakened
 from tests.support.races import Contest
-from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
-from webhookd.store import jobs, sagas
+from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import sagas
 
 SKIP_LOCKED = "skip locked"
 

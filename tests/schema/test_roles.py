@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.catalog import refusal, undone
-from webhookd.model.states import SagaStatus
+from webhookd.core.states import SagaStatus
 
 if TYPE_CHECKING:
     from tests.support.database import Connection, Database, Login

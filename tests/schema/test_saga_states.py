@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from tests.support.catalog import columns, refusal, undone, update
-from webhookd.model.states import SagaStatus
+from webhookd.core.states import SagaStatus
 
 if TYPE_CHECKING:
     from tests.support.flow import Flow

@@ -1,8 +1,8 @@
 """The overview's five scenarios at the database, each step as the daemon will take it."""
 
 from tests.support.flow import POLICY, Flow
-from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
-from webhookd.store import jobs
+from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.deliveries import attempts as jobs
 
 
 async def test_a_duplicate_event_is_stored_once(flow: Flow) -> None:

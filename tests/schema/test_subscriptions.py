@@ -14,10 +14,11 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import ADDRESS, EVENT_TYPE, POLICY, Flow
 from tests.support.waiting import finished, until_blocked, until_finished
-from webhookd.model.errors import Refusal
-from webhookd.model.states import SagaStatus
-from webhookd.store import dead_letters, jobs, subscriptions
-from webhookd.store.connection import Connection
+from webhookd.core.errors import Refusal
+from webhookd.core.states import SagaStatus
+from webhookd.db.connection import Connection
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import dead_letters, subscriptions
 
 OTHER_ADDRESS = "https://elsewhere.example/hook?tenant=7"
 HOUR_SECONDS = 3600

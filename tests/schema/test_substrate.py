@@ -14,8 +14,8 @@ import pytest
 from tests.support.catalog import refusal
 from tests.support.history import watch
 from tests.support.substrate import ACTOR, KIND, TTL_SECONDS, Answer, Status, Substrate
-from webhookd.model.labels import LABEL
-from webhookd.store import job_reads
+from webhookd.core.limits import LABEL
+from webhookd.jobqueue import reads as job_reads
 
 if TYPE_CHECKING:
     from tests.support.database import Database

@@ -15,8 +15,8 @@ from tests.support.database import Cluster, Database
 from tests.support.history import Touched, copy_database, table_names, vacuum, watch
 from tests.support.postgres import run_apart
 from tests.support.substrate import ACTOR, KIND, Answer, Status, Substrate
-from webhookd.store import job_reads
-from webhookd.store.pages import Row
+from webhookd.db.paging import Row
+from webhookd.jobqueue import reads as job_reads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

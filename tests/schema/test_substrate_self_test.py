@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tests.support.substrate import ACTOR, KIND, Status, Substrate
-from webhookd.store.schema_files import shipped
+from webhookd.db.schema_files import shipped
 
 if TYPE_CHECKING:
     import pytest

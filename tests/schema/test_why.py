@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.flow import ADDRESS, EVENT_TYPE, POLICY, Flow
-from webhookd.model.states import SagaStatus
-from webhookd.model.why import Limits, Reason
-from webhookd.store import reads, subscriptions
+from webhookd.core.states import SagaStatus
+from webhookd.deliveries import reads, subscriptions
+from webhookd.deliveries.explain import Limits, Reason
 
 if TYPE_CHECKING:
     from tests.support.database import Database

@@ -9,14 +9,14 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
-from webhookd.config.settings import Settings
-from webhookd.observe.metrics import Metrics
-from webhookd.store import connection as connection_module
-from webhookd.store import pool as pool_module
-from webhookd.store.bells import Bells
-from webhookd.store.connection import Connection
-from webhookd.store.hints import Hints
-from webhookd.store.pool import Pool
+from webhookd.core.metrics import Metrics
+from webhookd.core.settings import Settings
+from webhookd.db import connection as connection_module
+from webhookd.db import pool as pool_module
+from webhookd.db.connection import Connection
+from webhookd.db.pool import Pool
+from webhookd.hints import Hints
+from webhookd.wakeups import Bells
 
 SERVERS_ENDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 

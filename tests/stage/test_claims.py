@@ -8,16 +8,16 @@ from tests.stage.conftest import CountingPool, Parts
 from tests.support.database import Database
 from tests.support.substrate import Substrate
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
-from webhookd.api import database as database_module
-from webhookd.api import job_claims
-from webhookd.api.database import Database as Asked
-from webhookd.api.job_claims import Claims
-from webhookd.api.problems import Problem
-from webhookd.config.settings import ServicesSettings, Settings
-from webhookd.model.states import Executor
-from webhookd.store import job_substrate
-from webhookd.store.bells import Work
-from webhookd.store.job_results import Claim
+from webhookd.core.settings import ServicesSettings, Settings
+from webhookd.core.states import Executor
+from webhookd.http import database as database_module
+from webhookd.http.database import Database as Asked
+from webhookd.http.problems import Problem
+from webhookd.jobqueue import queries as job_substrate
+from webhookd.jobqueue.api import claims as job_claims
+from webhookd.jobqueue.api.claims import Claims
+from webhookd.jobqueue.types import Claim
+from webhookd.wakeups import Work
 
 NEVER_POLLS = Settings(services=ServicesSettings(poll_interval_seconds=3600))
 KIND = "report.build"

@@ -11,15 +11,15 @@ from tests.stage.conftest import Parts, running
 from tests.support.database import Database
 from tests.support.flow import LARGE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until
-from webhookd.config.settings import DeliverySettings, ServicesSettings, Settings
-from webhookd.delivery.reporter import Finished, Reporter
-from webhookd.delivery.worker import Worker
-from webhookd.model.errors import DatabaseFault, DatabaseUnavailable
+from webhookd.core.errors import DatabaseFault, DatabaseUnavailable
+from webhookd.core.settings import DeliverySettings, ServicesSettings, Settings
+from webhookd.db.connection import Connection
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries.reaper import Reaper
+from webhookd.deliveries.reporter import Finished, Reporter
+from webhookd.deliveries.worker import Worker
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
-from webhookd.reaper.loop import Reaper
-from webhookd.store import jobs
-from webhookd.store.connection import Connection
 
 LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'"
 FAILED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Failed'"
@@ -84,7 +84,7 @@ async def test_a_drain_waits_for_requests_that_are_not_begun_yet(
         await go_on.wait()
         await begin_further(*arguments)
 
-    monkeypatch.setattr("webhookd.delivery.worker.BEGUN_AT_ONCE", 1)
+    monkeypatch.setattr("webhookd.deliveries.worker.BEGUN_AT_ONCE", 1)
     monkeypatch.setattr(Worker, "_send_further", held)
     reporter = reporter_of(parts)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
@@ -121,7 +121,7 @@ async def test_leases_that_come_too_late_are_handed_back_and_not_claimed_at_once
     """A claim that the database was long about: nothing is sent, and the next is not made before the poll."""
     parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
     await jobs_of(flow, 6, "{}")
-    monkeypatch.setattr("webhookd.delivery.worker.too_late", lambda *_: True)
+    monkeypatch.setattr("webhookd.deliveries.worker.too_late", lambda *_: True)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter_of(parts))
         began = asyncio.get_running_loop().time()
@@ -256,7 +256,7 @@ async def test_a_job_taken_back_from_the_dead_is_claimed_at_the_reapers_ring(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lies behind the mark of this worker, which has claimed later ones since: no poll is waited for."""
-    monkeypatch.setattr("webhookd.delivery.worker.REST", 0)  # else ten times what the first claim took
+    monkeypatch.setattr("webhookd.deliveries.worker.REST", 0)  # else ten times what the first claim took
     parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
     await jobs_of(flow, 2)
     [lost] = await flow.claim(wanted=1)

@@ -5,9 +5,9 @@ import pytest
 from tests.stage.conftest import CountingPool, Parts, running
 from tests.support.flow import Flow
 from tests.support.waiting import until
-from webhookd.config.settings import JobsSettings, ServicesSettings, Settings
-from webhookd.jobs.loop import JobKeeper
-from webhookd.store.bells import Work
+from webhookd.core.settings import JobsSettings, ServicesSettings, Settings
+from webhookd.jobqueue.keeper import JobKeeper
+from webhookd.wakeups import Work
 
 LONG = ServicesSettings(poll_interval_seconds=3600)
 IS = "select value = to_jsonb($2::numeric) from webhookd.settings where key = 'queue.job_substrate.' || $1"

@@ -8,11 +8,11 @@ from tests.stage.conftest import Parts, running
 from tests.support.database import Database
 from tests.support.pooler import RotatingPooler
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
-from webhookd.store import listener
-from webhookd.store.bells import Bells, Work
-from webhookd.store.connection import connected
-from webhookd.store.listener import Listener
-from webhookd.supervisor.services import Service, supervise
+from webhookd.daemon.services import Service, supervise
+from webhookd.db import listener
+from webhookd.db.connection import connected
+from webhookd.db.listener import Listener
+from webhookd.wakeups import Bells, Work
 
 
 async def test_behind_a_pooler_it_tries_again_and_stays_up(

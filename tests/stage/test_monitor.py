@@ -9,10 +9,10 @@ from tests.stage.conftest import Parts
 from tests.support.database import Database
 from tests.support.substrate import ACTOR, KIND, Status, Substrate
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
-from webhookd.monitor import loop
-from webhookd.monitor.loop import COUNTED_UP_TO, Monitor
-from webhookd.observe.metrics import JOB_QUEUE
-from webhookd.supervisor.status import Status as StatusOfInstance
+from webhookd.core.metrics import JOB_QUEUE
+from webhookd.daemon import monitor as loop
+from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor
+from webhookd.daemon.status import Status as StatusOfInstance
 
 # No two are the same, so that none can stand in another's place: `enabled` is 1, the age 1000 and more.
 COUNTS = {

@@ -8,13 +8,13 @@ from tests.flow.test_lifecycle import publish_many
 from tests.stage.conftest import Parts, running
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until, until_true
-from webhookd.config.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
-from webhookd.orchestration import starting
-from webhookd.orchestration.applying import Applier
-from webhookd.orchestration.starting import Starter
-from webhookd.orchestration.sweeping import Sweeper
-from webhookd.store import sagas, subscriptions
-from webhookd.store.bells import Work
+from webhookd.core.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
+from webhookd.deliveries import sagas, subscriptions
+from webhookd.deliveries import starter as starting
+from webhookd.deliveries.applier import Applier
+from webhookd.deliveries.limit_sweeper import Sweeper
+from webhookd.deliveries.starter import Starter
+from webhookd.wakeups import Work
 
 LONG = ServicesSettings(poll_interval_seconds=3600)
 STARTED = "select count(*) = $1 from webhookd.webhook_delivery_jobs"

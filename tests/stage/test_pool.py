@@ -14,9 +14,9 @@ from tests.stage.conftest import Parts
 from tests.support.database import Database
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 from tests.support.wire import Wire
-from webhookd.model.errors import DatabaseFull, DatabaseUnavailable
-from webhookd.store import pool as pool_module
-from webhookd.store.pool import Pool
+from webhookd.core.errors import DatabaseFull, DatabaseUnavailable
+from webhookd.db import pool as pool_module
+from webhookd.db.pool import Pool
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

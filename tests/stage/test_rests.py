@@ -12,16 +12,17 @@ from tests.stage.test_delivery import jobs_of, reporter_of, worker_of
 from tests.stage.test_orchestration import applier_of, calls_of, starter_of
 from tests.support.flow import Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until, until_true
-from webhookd.config.settings import OrchestrationSettings, ServicesSettings, Settings
-from webhookd.delivery import reporter as reporter_module
-from webhookd.delivery import worker as worker_module
-from webhookd.delivery.reporter import Finished
-from webhookd.delivery.worker import Worker
-from webhookd.orchestration import applying, starting
+from webhookd.core.settings import OrchestrationSettings, ServicesSettings, Settings
+from webhookd.deliveries import applier as applying
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import reporter as reporter_module
+from webhookd.deliveries import starter as starting
+from webhookd.deliveries import worker as worker_module
+from webhookd.deliveries.reporter import Finished
+from webhookd.deliveries.worker import Worker
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
-from webhookd.store import jobs
-from webhookd.store.bells import Work
+from webhookd.wakeups import Work
 
 LONG_SECONDS = 3600.0
 # Many times as many as a stage needs for one piece of work.

@@ -7,9 +7,9 @@ from tests.stage.conftest import Parts, running
 from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
-from webhookd.config.settings import RoutingSettings, ServicesSettings, Settings
-from webhookd.routing.loop import Router
-from webhookd.store.routing import Routed
+from webhookd.core.settings import RoutingSettings, ServicesSettings, Settings
+from webhookd.deliveries.router import Router
+from webhookd.deliveries.routing import Routed
 
 ROUTED = "select not exists (select from webhookd.event_routing_queue where event_id = $1)"
 EMPTY = "select not exists (select from webhookd.event_routing_queue)"

@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.database import Cluster, Database
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
-from webhookd.model.errors import DatabaseUnavailable
-from webhookd.store import events
-from webhookd.store.events import Accepted, NewEvent
-from webhookd.store.pool import Pool
+from webhookd.core.errors import DatabaseUnavailable
+from webhookd.db.pool import Pool
+from webhookd.deliveries import events
+from webhookd.deliveries.events import Accepted, NewEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -21,7 +21,7 @@ class Python:
 
     def works_for(self, account: Account) -> bool:
         """Whether the account can import all of it."""
-        command = [str(self.executable), "-c", "import webhookd.supervisor.daemon"]
+        command = [str(self.executable), "-c", "import webhookd.daemon.daemon"]
         try:
             ended = subprocess.run(
                 command,

@@ -12,7 +12,7 @@ from typing import Self
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from webhookd.local.certificates import by_issuer, certificate_for, name, new_key, pem
+from webhookd.local_certificates import by_issuer, certificate_for, name, new_key, pem
 
 # The hosts of a good certificate. hooks.example and its children are names for a resolver of the test's own.
 HOSTS = ("localhost", "hooks.example", "*.hooks.example", "127.0.0.1", "::1")

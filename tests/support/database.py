@@ -12,7 +12,7 @@ import asyncpg
 
 from tests.support import scram
 from tests.support.postgres import CONNECT_TIMEOUT_SECONDS, Server
-from webhookd.store.migrations import migrate
+from webhookd.db.migrations import migrate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tests.support.processes import is_gone
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
+from webhookd.db.migrations import migrate
 from webhookd.embedded.server import running
-from webhookd.store.migrations import migrate
 
 
 class Home:

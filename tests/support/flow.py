@@ -6,8 +6,9 @@ Holds the login `daemon`, which has nothing but webhookd_app; and a superuser, t
 import secrets
 from typing import TYPE_CHECKING
 
-from webhookd.model.states import JobStatus, ReportVerdict, SagaStatus
-from webhookd.store import dead_letters, events, jobs, routing, sagas, subscriptions
+from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import dead_letters, events, routing, sagas, subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

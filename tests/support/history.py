@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tests.support.database import Cluster, Database
-from webhookd.store import events, jobs, routing, sagas
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import events, routing, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

@@ -7,7 +7,7 @@ be true then. The edges of both state machines stand here once more, on purpose.
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from webhookd.model.states import JobStatus, SagaStatus
+from webhookd.core.states import JobStatus, SagaStatus
 
 SAGA_EDGES = {
     SagaStatus.PENDING: {SagaStatus.IN_PROGRESS},

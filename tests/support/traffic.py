@@ -20,7 +20,7 @@ from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.invariants import broken_invariants
 from tests.support.publisher import Publisher
 from tests.support.waiting import until, until_true
-from webhookd.store import subscriptions
+from webhookd.deliveries import subscriptions
 
 if TYPE_CHECKING:
     from tests.support.database import Connection as DatabaseConnection

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from tests.support.waiting import finished, until_true
-from webhookd.store.bells import SHADOW_LOOKS, Bells, Work
+from webhookd.wakeups import SHADOW_LOOKS, Bells, Work
 
 if TYPE_CHECKING:
-    from webhookd.store.pool import Pool
+    from webhookd.db.pool import Pool
 
 LONG = 3600.0
 

@@ -7,11 +7,11 @@ from typing import Literal
 import msgspec
 import pytest
 
-from webhookd.config import load
-from webhookd.config.folders import data_dir
-from webhookd.config.load import load_settings
-from webhookd.config.settings import DatabaseSettings, Settings
-from webhookd.model.errors import ConfigurationError
+from webhookd.core import configuration as load
+from webhookd.core.configuration import load_settings
+from webhookd.core.errors import ConfigurationError
+from webhookd.core.folders import data_dir
+from webhookd.core.settings import DatabaseSettings, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

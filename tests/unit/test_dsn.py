@@ -2,7 +2,7 @@
 
 import pytest
 
-from webhookd.config.dsn import has_password, shown, unencrypted_hosts, with_database
+from webhookd.core.dsn import has_password, shown, unencrypted_hosts, with_database
 
 
 @pytest.mark.parametrize(

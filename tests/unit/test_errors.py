@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from tests.support.database import SCHEMA_ROLES
-from webhookd.model.errors import (
+from webhookd.core.errors import (
     ConfigurationError,
     DatabaseBusy,
     DatabaseFault,
@@ -21,7 +21,7 @@ from webhookd.model.errors import (
     SchemaProblem,
     WebhookdError,
 )
-from webhookd.store.errors import translated
+from webhookd.db.errors import translated
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema"
 

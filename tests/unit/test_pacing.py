@@ -2,7 +2,7 @@
 
 import pytest
 
-from webhookd.store.pacing import FEW, MAX_REST_SECONDS, rest_seconds
+from webhookd.pacing import FEW, MAX_REST_SECONDS, rest_seconds
 
 
 @pytest.mark.parametrize(

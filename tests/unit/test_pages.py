@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any, cast
 
-from webhookd.api import health_responses
-from webhookd.api.pages import status as status_page
+from webhookd.console import status as status_page
+from webhookd.http import health_responses
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 HOSTILE = """<script>alert("1")</script>'&<img src=x onerror=y>"""

@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
-from webhookd.api import bodies, server
-from webhookd.api.answers import answer
-from webhookd.api.app import problems_answered, uninvited
-from webhookd.api.requests import Nothing
-from webhookd.config.settings import DeliverySettings, ServicesSettings, Settings
+from webhookd.core.settings import DeliverySettings, ServicesSettings, Settings
+from webhookd.http import bodies, server
+from webhookd.http.answers import answer
+from webhookd.http.requests import Nothing
+from webhookd.http.site import problems_answered, uninvited
 
 SHORT_SECONDS = 0.2
 SETTINGS = Settings(services=ServicesSettings(shutdown_grace_seconds=1.0))

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from webhookd.model.errors import DatabaseBusy, DatabaseUnavailable
-from webhookd.observe.metrics import Metrics
-from webhookd.supervisor.services import Service, supervise
+from webhookd.core.errors import DatabaseBusy, DatabaseUnavailable
+from webhookd.core.metrics import Metrics
+from webhookd.daemon.services import Service, supervise
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ async def test_a_failure_is_told_by_its_weight(
             raise errors.pop()
 
     service = Service("jobs", run)
-    with caplog.at_level(logging.DEBUG, logger="webhookd.supervisor.services"):
+    with caplog.at_level(logging.DEBUG, logger="webhookd.daemon.services"):
         await supervise(service, Metrics())
     assert (service.state, service.restarts) == ("ended", 1)
     assert [record.levelno for record in caplog.records] == [level]

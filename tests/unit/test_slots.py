@@ -2,7 +2,7 @@
 
 import pytest
 
-from webhookd.delivery.slots import MAX_HELD, MAX_HELD_BY_ONE, Slots
+from webhookd.deliveries.slots import MAX_HELD, MAX_HELD_BY_ONE, Slots
 
 
 def claim(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int = 64) -> int:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from webhookd.model.states import JobStatus, SagaStatus
-from webhookd.model.why import HELD, Reason, Saga, State, Unrouted, Why, why_saga, why_unrouted
+from webhookd.core.states import JobStatus, SagaStatus
+from webhookd.deliveries.explain import HELD, Reason, Saga, State, Unrouted, Why, why_saga, why_unrouted
 
 # In another zone, for the words are in UTC.
 AT = datetime(2026, 3, 1, 14, 30, 5, 999999, timezone(timedelta(hours=2)))

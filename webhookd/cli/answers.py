@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from webhookd.cli.text import escaped
-from webhookd.model.errors import WebhookdError
+from webhookd.core.errors import WebhookdError
 
 Value = TypeVar("Value")
 

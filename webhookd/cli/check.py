@@ -12,16 +12,17 @@ from typing import Literal, NamedTuple
 import click
 from rich.console import Console
 
-from webhookd.config.dsn import shown
-from webhookd.config.folders import data_dir
-from webhookd.config.load import find_file, load_settings
-from webhookd.config.settings import Settings
+from webhookd.core.configuration import find_file, load_settings
+from webhookd.core.dsn import shown
+from webhookd.core.errors import WebhookdError
+from webhookd.core.folders import data_dir
+from webhookd.core.settings import Settings
+from webhookd.daemon import concerns
+from webhookd.daemon.database import Database, opened
+from webhookd.db import migrations
+from webhookd.db import server_facts as facts
 from webhookd.embedded.folder import is_new
 from webhookd.embedded.installation import wheel_installation
-from webhookd.model.errors import WebhookdError
-from webhookd.store import facts, migrations
-from webhookd.supervisor import concerns
-from webhookd.supervisor.database import Database, opened
 
 State = Literal["good", "warning", "failed"]
 MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "red")}

@@ -22,9 +22,9 @@ from webhookd import __version__
 from webhookd.cli.answers import Answer, Page, decoded, in_words, read_body
 from webhookd.cli.files import read_bounded
 from webhookd.cli.text import escaped
-from webhookd.config.load import load_settings
-from webhookd.config.settings import host_and_port
-from webhookd.model.errors import ConfigurationError, RequestRefused, ServiceUnavailable, WebhookdError
+from webhookd.core.configuration import load_settings
+from webhookd.core.errors import ConfigurationError, RequestRefused, ServiceUnavailable, WebhookdError
+from webhookd.core.settings import host_and_port
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 ANSWER_TIMEOUT_SECONDS = 30.0

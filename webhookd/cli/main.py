@@ -11,27 +11,26 @@ from pathlib import Path
 import click
 
 from webhookd import __version__
-from webhookd.model.errors import Refused, WebhookdError
+from webhookd.cli.options import INTERRUPTED
+from webhookd.core.errors import Refused, WebhookdError
 
-INTERRUPTED = 130
-
-# In the order of --help. Each is the `command` of the module that has its name.
-COMMANDS = (
-    "demo",
-    "bench",
-    "serve",
-    "listen",
-    "publish",
-    "migrate",
-    "check",
-    "status",
-    "subscriptions",
-    "deliveries",
-    "dead-letters",
-    "jobs",
-    "token",
-    "completion",
-)
+# In the order of --help. Each module has its click command in `command`.
+COMMANDS = {
+    "demo": "webhookd.devtools.demo",
+    "bench": "webhookd.devtools.bench",
+    "serve": "webhookd.cli.serve",
+    "listen": "webhookd.devtools.listen",
+    "publish": "webhookd.deliveries.cli.publish",
+    "migrate": "webhookd.cli.migrate",
+    "check": "webhookd.cli.check",
+    "status": "webhookd.cli.status",
+    "subscriptions": "webhookd.deliveries.cli.subscriptions",
+    "deliveries": "webhookd.deliveries.cli.deliveries",
+    "dead-letters": "webhookd.deliveries.cli.dead_letters",
+    "jobs": "webhookd.jobqueue.cli.jobs",
+    "token": "webhookd.cli.token",
+    "completion": "webhookd.cli.completion",
+}
 
 
 class Commands(click.Group):
@@ -43,7 +42,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"webhookd.cli.{cmd_name.replace('-', '_')}").command
+        command = importlib.import_module(COMMANDS[cmd_name]).command
         return command if isinstance(command, click.Command) else None
 
 

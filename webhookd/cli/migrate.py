@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from webhookd.config.folders import data_dir
-from webhookd.config.load import load_settings
+from webhookd.core.configuration import load_settings
+from webhookd.core.folders import data_dir
+from webhookd.daemon.database import opened
+from webhookd.db import migrations
 from webhookd.embedded.folder import is_new
-from webhookd.store import migrations
-from webhookd.supervisor.database import opened
 
 
 @click.command("migrate")

@@ -9,8 +9,10 @@ from uuid import UUID
 import click
 
 from webhookd.cli.text import escaped, parsed_time
-from webhookd.model.states import Executor
+from webhookd.core.states import Executor
 
+# The exit code of a command that Ctrl-C ended, as shells expect it.
+INTERRUPTED = 130
 DEFAULT_LIMIT = 50
 MAX_ID = 2**63 - 1
 MAX_ID_DIGITS = len(str(MAX_ID))

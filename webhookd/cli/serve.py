@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from webhookd.config.load import find_file, load_settings
-from webhookd.config.settings import SERVICES, Settings
-from webhookd.supervisor import daemon
+from webhookd.core.configuration import find_file, load_settings
+from webhookd.core.settings import SERVICES, Settings
+from webhookd.daemon import daemon
 
 
 @click.command("serve")

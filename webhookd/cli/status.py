@@ -14,7 +14,7 @@ from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, json_option
 from webhookd.cli.text import count, duration, escaped
-from webhookd.model.errors import ServiceUnavailable
+from webhookd.core.errors import ServiceUnavailable
 
 NOT_READY = 1
 RUNNING = "running"

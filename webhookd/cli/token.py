@@ -9,7 +9,7 @@ import typing
 import click
 
 from webhookd.cli.options import example, json_option
-from webhookd.config.settings import Scope
+from webhookd.core.settings import Scope
 
 PREFIX = "whd_"
 RANDOM_BYTES = 32

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from webhookd.core.errors import EmbeddedError
 from webhookd.embedded.folder import PORT, Folder
 from webhookd.embedded.installation import PROGRAM_TIMEOUT_SECONDS, Installation, start_program
-from webhookd.model.errors import EmbeddedError
 
 INITIALIZE_TIMEOUT_SECONDS = 120
 # From here on there is a collation that no update of the system's library changes; and one sync for all

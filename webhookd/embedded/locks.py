@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from webhookd.model.errors import EmbeddedError
+from webhookd.core.errors import EmbeddedError
 
 POLL_INTERVAL_SECONDS = 0.02
 

@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from webhookd.core.errors import EmbeddedError
 from webhookd.embedded.databases import make_databases, see_to_login
 from webhookd.embedded.folder import PORT, Folder, failures_of, opened, socket_in
 from webhookd.embedded.installation import Installation, setting_arguments, wheel_installation
 from webhookd.embedded.locks import POLL_INTERVAL_SECONDS, Lock
-from webhookd.model.errors import EmbeddedError
 
 log = logging.getLogger(__name__)
 

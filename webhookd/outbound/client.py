@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from webhookd.model.errors import ConfigurationError
+from webhookd.core.errors import ConfigurationError
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.connections import Connections
 from webhookd.outbound.dialling import Dialler

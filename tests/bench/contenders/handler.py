@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, cast
 import uvloop
 
 from tests.bench.lines import answer_lines, options
-from webhookd.api.app import Site
-from webhookd.api.events import Events
-from webhookd.api.server import listening_socket
-from webhookd.config.settings import Settings
-from webhookd.store.events import Accepted, NewEvent
+from webhookd.core.settings import Settings
+from webhookd.deliveries.api.events import Events
+from webhookd.deliveries.events import Accepted, NewEvent
+from webhookd.http.server import listening_socket
+from webhookd.http.site import Site
 
 if TYPE_CHECKING:
-    from webhookd.api.database import Database
-    from webhookd.ingest.group_commit import GroupCommit
+    from webhookd.deliveries.ingest import GroupCommit
+    from webhookd.http.database import Database
 
 
 class NoCommit:

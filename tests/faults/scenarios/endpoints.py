@@ -12,7 +12,7 @@ from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import heal, verb
 from tests.support.flow import Flow
 from tests.support.traffic import verifies
-from webhookd.store import subscriptions
+from webhookd.deliveries import subscriptions
 
 BAD_TYPE = "news.bad"
 # Answers in order and reads no more: who of the same host is sent down that connection next waits in vain.

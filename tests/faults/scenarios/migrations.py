@@ -6,7 +6,7 @@ from tests.faults.bed import Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import heal
 from tests.support.command import Command
-from webhookd.store.schema_files import shipped
+from webhookd.db.schema_files import shipped
 
 # The last release's tree, whose schema ends with 0004.
 PREVIOUS = "5f8e1ab"

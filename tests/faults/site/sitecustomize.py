@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from webhookd.store import jobs, routing, sagas
+from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import routing, sagas
 
 FOLDER = Path(os.environ["TEST_FAILPOINTS_FOLDER"])
 

@@ -5,7 +5,7 @@ import time
 
 from tests.support.api import Client
 from tests.support.daemon import DaemonProcess
-from webhookd.api.server import HEADERS_TIMEOUT_SECONDS
+from webhookd.http.server import HEADERS_TIMEOUT_SECONDS
 
 
 async def test_ids_and_parameters_that_are_none(api: Client) -> None:

@@ -15,8 +15,8 @@ from tests.support.embedded import Home
 from tests.support.processes import children, standing_in
 from tests.support.shell import Shell
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
-from webhookd.store.bench import new_name
-from webhookd.store.connection import connected
+from webhookd.db.connection import connected
+from webhookd.devtools.bench_queries import new_name
 
 SMALL = ("bench", "--seconds", "1", "--events", "300", "--subscriptions", "3", "--yes")
 # All that a run could have changed of another's: rows, sequences, objects.

@@ -12,7 +12,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
-from webhookd.local.authority import HOSTS, Authority
+from webhookd.local_ca import HOSTS, Authority
 
 FAILED = "select exists (select from webhookd.webhook_delivery_jobs where error_code = $1)"
 ALL_COMPLETED = "select bool_and(status = 'Completed') from webhookd.webhook_delivery_sagas"

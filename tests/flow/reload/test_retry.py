@@ -7,7 +7,7 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.waiting import until
 from tests.support.wire import Wire
-from webhookd.store import subscriptions
+from webhookd.deliveries import subscriptions
 
 # Longer than any test: what failed once waits.
 LONG = {"base_delay_seconds": 1000, "max_delay_seconds": 10_000}

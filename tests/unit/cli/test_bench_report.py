@@ -2,8 +2,8 @@
 
 import pytest
 
-from webhookd.cli.bench_processors import Processors, Sample, between
-from webhookd.cli.bench_report import Limit, limit, size
+from webhookd.devtools.bench_processors import Processors, Sample, between
+from webhookd.devtools.bench_report import Limit, limit, size
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from webhookd.cli.job_command import Failure, RunningCommand, Success, _read
+from webhookd.jobqueue.cli.command import Failure, RunningCommand, Success, _read
 
 ASKED = "one line of 1 to 2000 characters, none of them a control character"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from webhookd.local import authority as module
-from webhookd.local.authority import Authority
-from webhookd.model.errors import ConfigurationError
+from webhookd import local_ca as module
+from webhookd.core.errors import ConfigurationError
+from webhookd.local_ca import Authority
 from webhookd.outbound.client import trusted_tls
 
 NOBODY = 65534

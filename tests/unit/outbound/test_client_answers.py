@@ -29,7 +29,7 @@ from tests.unit.outbound.conftest import (
 )
 from tests.unit.outbound.test_signatures import make_secret
 from webhookd import __version__
-from webhookd.model.errors import ConfigurationError
+from webhookd.core.errors import ConfigurationError
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
 from webhookd.outbound.outcome import Outcome

@@ -1,1 +1,0 @@
-"""Settings: what there is to set, where it comes from, and what is wrong with it."""

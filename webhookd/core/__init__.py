@@ -1,0 +1,1 @@
+"""Shared foundations: errors, states, limits, settings, logging, metrics. Imports nothing else of ours."""

@@ -1,0 +1,1 @@
+"""`webhookd serve`: wires all services together, supervises, reloads and drains them."""

@@ -1,0 +1,137 @@
+"""What an operator asks first: is it ready, what runs, what waits, what fails, what was reloaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from webhookd import __version__
+from webhookd.core.metrics import Metrics
+from webhookd.core.settings import Settings
+from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor, Seen
+from webhookd.db.pool import Pool
+from webhookd.http import health_responses
+
+if TYPE_CHECKING:
+    from webhookd.daemon.services import Service
+
+
+@dataclass
+class Reloads:
+    """How the configuration was last read."""
+
+    last_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    successful: bool = True
+    error: str | None = None
+    restart_needed: list[str] = field(default_factory=list)
+
+
+class Status:
+    """Gathers it; asks nobody, so that it answers whatever else does not."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        settings: Callable[[], Settings],
+        pool: Pool,
+        monitor: Monitor,
+        metrics: Metrics,
+        in_flight: Callable[[], int],
+    ) -> None:
+        self._worker_id = worker_id
+        self._settings = settings
+        self._pool = pool
+        self._monitor = monitor
+        self._in_flight = in_flight
+        self._started_at = datetime.now(UTC)
+        self.services: list[Service] = []
+        self.reloads = Reloads()
+        self.draining = False
+        metrics.database_up.set_function(lambda: self._pool.available)
+
+    def unready(self) -> list[str]:
+        """Why work sent here may not be done now. Nothing: the database answers, and every service runs."""
+        return (
+            ["it is draining"] * self.draining
+            + ["the database does not answer"] * (not self._pool.available)
+            + [f"{service.name} is failing" for service in self.services if not service.healthy]
+        )
+
+    def describe(self) -> health_responses.Status:
+        """All of it, for /status."""
+        seen = self._monitor.seen
+        settings = self._settings()
+        return {
+            "version": __version__,
+            "worker_id": self._worker_id,
+            "started_at": self._started_at,
+            "ready": not self.unready(),
+            "unready_because": self.unready(),
+            "draining": self.draining,
+            "database": {"available": self._pool.available},
+            "in_flight": {
+                "requests": self._in_flight(),
+                "concurrency": settings.delivery.concurrency,
+            },
+            "services": [
+                {
+                    "name": service.name,
+                    "state": service.state,
+                    "restarts": service.restarts,
+                    "last_error": service.last_error,
+                }
+                for service in self.services
+            ],
+            "backlog": seen and _backlog(seen),
+            "failing_endpoints": seen
+            and [
+                {
+                    "subscription_id": endpoint.subscription_id,
+                    "failing_since": endpoint.failing_since,
+                    "consecutive_failures": endpoint.consecutive_failures,
+                    "last_error_code": endpoint.last_error_code,
+                }
+                for endpoint in seen.failing
+            ],
+            "dead_letters_of_a_day": seen.dead_letters_of_a_day if seen else None,
+            "job_queue": seen and _job_queue(seen),
+            "configuration": {
+                "last_read_at": self.reloads.last_at,
+                "last_reload_successful": self.reloads.successful,
+                "last_reload_error": self.reloads.error,
+                "restart_needed": self.reloads.restart_needed,
+            },
+            "retry": {
+                "max_attempts": settings.retry.max_attempts,
+                "base_delay_seconds": settings.retry.base_delay_seconds,
+                "max_delay_seconds": settings.retry.max_delay_seconds,
+                "jitter": settings.retry.jitter,
+            },
+        }
+
+
+def _backlog(seen: Seen) -> health_responses.Backlog:
+    return {
+        "seen_at": seen.seen_at,
+        "counted_up_to": COUNTED_UP_TO,
+        "stages": [
+            {"stage": stage.stage, "waiting": stage.waiting, "oldest_at": stage.oldest_at}
+            for stage in seen.stages
+        ],
+    }
+
+
+def _job_queue(seen: Seen) -> health_responses.JobQueue:
+    queue = seen.job_queue
+    return {
+        "enabled": queue.enabled,
+        "backlog": queue.backlog,
+        "in_progress": queue.in_progress,
+        "dead_letter_open": queue.dead_letter_open,
+        "oldest_queued_age_s": queue.oldest_queued_age_s,
+        "lease_active": queue.lease_active,
+        "scheduled": queue.scheduled,
+        "retry_waiting": queue.retry_waiting,
+        "events_waiting": queue.events_waiting,
+        "counted_up_to": queue.counted_up_to,
+    }

@@ -1,0 +1,1 @@
+"""The connection to PostgreSQL: pool, listener, migrations, keyset paging, error translation."""

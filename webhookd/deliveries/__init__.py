@@ -1,0 +1,1 @@
+"""Webhook deliveries, from the published event to the delivered request or the dead letter."""

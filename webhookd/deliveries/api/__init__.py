@@ -1,0 +1,1 @@
+"""The HTTP resources of deliveries: events, subscriptions, deliveries, dead letters."""

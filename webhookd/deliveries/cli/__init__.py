@@ -1,0 +1,1 @@
+"""The commands of deliveries: publish, subscriptions, deliveries, dead-letters."""

@@ -1,0 +1,254 @@
+"""What is asked about: plain SELECTs, with the rights of webhookd_reader, which sees no signing secret.
+
+Lists are newest first and keyset-paged by the id of the last row shown: see pages.py.
+"""
+
+from datetime import datetime
+
+from webhookd.core.errors import Refusal, Refused
+from webhookd.core.states import SagaStatus
+from webhookd.db.connection import Connection
+from webhookd.db.paging import Arguments, Page, Range, Row, fetch_by_index, piece
+from webhookd.deliveries import explain_facts as why
+from webhookd.deliveries.dead_letters import Filter
+from webhookd.deliveries.explain import Limits
+
+__all__ = ["Page", "Row"]
+
+# Of one event: each subscription of its type is one. The rest is in the list of deliveries.
+MAX_DELIVERIES_OF_EVENT = 1000
+
+_EVENTS = """
+    select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id
+    from ({0}) e"""
+_EVENT_OF_KEY = "select * from webhookd.events e where e.idempotency_key = $1"
+
+_EVENT = """
+    select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.payload
+    from webhookd.events e where e.id = $1"""
+_TIME_OF_EVENT = "select e.created_at from webhookd.events e where e.id = $1"
+
+_SUBSCRIPTIONS = """
+    select s.id, s.event_type, s.callback_url, s.active, s.verified, s.max_attempts, s.base_delay_seconds,
+        s.description, s.created_at, s.updated_at,
+        coalesce(h.consecutive_failures, 0) as consecutive_failures, h.failing_since, h.last_error_code,
+        h.last_failure_at, h.last_recovery_at
+    from webhookd.subscriptions s left join webhookd.endpoint_health h on h.subscription_id = s.id"""
+_HEALTH = ("consecutive_failures", "failing_since", "last_error_code", "last_failure_at", "last_recovery_at")
+
+# Held: its subscription is paused or unverified, and no request of it is out.
+_DELIVERIES = """
+    select g.id, g.event_id, g.subscription_id, g.status, g.attempt_count, g.next_attempt_at,
+        g.final_error_code, g.created_at, g.updated_at, g.dead_letter_id,
+        not (s.active and s.verified) and (g.status in ('Pending', 'PendingRetry') or exists (
+            select from webhookd.webhook_delivery_jobs j
+            where j.saga_id = g.id and j.status in ('Pending', 'Leased')
+                and (j.status = 'Pending') is true)) as held
+    from ({0}) g join webhookd.subscriptions s on s.id = g.subscription_id"""
+_SAGAS = "webhookd.webhook_delivery_sagas g"
+_SAGA = "select * from webhookd.webhook_delivery_sagas g where g.id = $1"
+_EVENT_SAGAS = """
+    select * from (
+        select * from webhookd.webhook_delivery_sagas g where {0} and g.dead_letter_id is null
+        union all
+        select * from webhookd.webhook_delivery_sagas g where {0} and g.dead_letter_id is not null
+        offset 0) g"""
+_MERGED = "select * from ({0}) g"
+
+# By uniq_job_saga_attempt.
+_ATTEMPTS = """
+    select j.id, row_number() over (order by j.attempt_at) as attempt, j.status, j.attempt_at, j.created_at,
+        j.finished_at, j.response_status, j.error_code, j.duration_ms, j.retry_after_seconds,
+        j.response_excerpt, j.worker_id, j.lease_until, j.lease_resets, j.result_applied_at
+    from webhookd.webhook_delivery_jobs j where j.saga_id = $1 order by j.attempt_at"""
+
+_DEAD_LETTERS = """
+    select d.id, d.saga_id, d.event_id, d.subscription_id, d.final_error_code, d.failed_at,
+        r.id as requeued_saga_id
+    from ({0}) d left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id"""
+
+_TIME_OF_LETTER = "select d.failed_at from webhookd.dead_letters d where d.id = $1"
+
+_DEAD_LETTER = """
+    select d.id, d.saga_id, d.event_id, d.subscription_id, d.final_error_code, d.failed_at,
+        r.id as requeued_saga_id, e.event_type, d.payload_snapshot
+    from webhookd.dead_letters d
+    join webhookd.events e on e.id = d.event_id
+    left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id
+    where d.id = $1"""
+
+
+async def events(
+    connection: Connection, page: Page, event_type: str | None = None, idempotency_key: str | None = None
+) -> list[Row]:
+    """Events, without their payloads; those of one type in the order of their time."""
+    if idempotency_key is not None:
+        return await _event_of_key(connection, page, event_type, idempotency_key)
+    arguments = Arguments()
+    mark: tuple[object, ...] | None = _id_mark(page)
+    if event_type is None:
+        part = Range(("e.id",))
+    else:
+        part = Range(("e.event_type", "e.created_at", "e.id"), (event_type,))
+        mark = await _time_mark(connection, "event", _TIME_OF_EVENT, page)
+    rows = piece("webhookd.events e", part, mark, page.limit, arguments)
+    return await fetch_by_index(connection, f"{_EVENTS.format(rows)} order by {part.order}", arguments)
+
+
+async def _event_of_key(
+    connection: Connection, page: Page, event_type: str | None, idempotency_key: str
+) -> list[Row]:
+    """At most one, so its page is the first."""
+    row = await connection.fetchrow(_EVENTS.format(_EVENT_OF_KEY), idempotency_key)
+    if row is None or event_type not in (None, row["event_type"]):
+        return []
+    return [dict(row)] if page.after_id is None or row["id"] < page.after_id else []
+
+
+async def subscriptions(
+    connection: Connection,
+    page: Page,
+    event_type: str | None = None,
+    active: bool | None = None,
+    verified: bool | None = None,
+) -> list[Row]:
+    """Subscriptions with their endpoints' health. They are few: what is filtered out is passed over."""
+    arguments = Arguments()
+    equals = {"s.event_type": event_type, "s.active": active, "s.verified": verified}
+    tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
+    if page.after_id is not None:
+        tests.append(f"s.id < {arguments.add(page.after_id)}")
+    where = " and ".join(tests) or "true"
+    query = f"{_SUBSCRIPTIONS} where {where} order by s.id desc limit {arguments.add(page.limit)}"
+    return [_with_health(dict(row)) for row in await connection.fetch(query, *arguments)]
+
+
+async def subscription(connection: Connection, subscription_id: int) -> Row | None:
+    """One subscription with its endpoint's health."""
+    row = await connection.fetchrow(f"{_SUBSCRIPTIONS} where s.id = $1", subscription_id)
+    return None if row is None else _with_health(dict(row))
+
+
+async def deliveries(
+    connection: Connection,
+    page: Page,
+    status: SagaStatus | None = None,
+    subscription_id: int | None = None,
+    event_id: int | None = None,
+) -> list[Row]:
+    """Sagas; `held` ones wait for their subscription."""
+    arguments = Arguments()
+    if event_id is not None:
+        sagas = _sagas_of_event(page, event_id, status, subscription_id, arguments)
+    elif subscription_id is not None:
+        sagas = _sagas_of_subscription(page, subscription_id, status, arguments)
+    elif status is not None:
+        part = Range(("g.status", "g.id"), (status,))
+        sagas = piece(_SAGAS, part, _id_mark(page), page.limit, arguments)
+    else:
+        sagas = piece(_SAGAS, Range(("g.id",)), _id_mark(page), page.limit, arguments)
+    return await fetch_by_index(connection, f"{_DELIVERIES.format(sagas)} order by g.id desc", arguments)
+
+
+def _sagas_of_event(
+    page: Page, event_id: int, status: SagaStatus | None, subscription_id: int | None, arguments: Arguments
+) -> str:
+    """All of them, and sorted: as many as the event's type has subscriptions.
+
+    By uniq_saga_event_subscription those that were routed, by idx_saga_event those that were requeued.
+
+    OFFSET 0 keeps the order out: else the planner might walk the primary key to have it.
+    """
+    equals = {"g.event_id": event_id, "g.subscription_id": subscription_id, "g.status": status}
+    tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
+    sagas = _EVENT_SAGAS.format(" and ".join(tests))
+    after = "true" if page.after_id is None else f"g.id < {arguments.add(page.after_id)}"
+    return f"{sagas} where {after} order by g.id desc limit {arguments.add(page.limit)}"
+
+
+def _sagas_of_subscription(
+    page: Page, subscription_id: int, status: SagaStatus | None, arguments: Arguments
+) -> str:
+    """By idx_saga_subscription_status: a page of each status, merged."""
+    columns = ("g.subscription_id", "g.status", "g.id")
+    pieces = [
+        piece(_SAGAS, Range(columns, (subscription_id, one)), _id_mark(page), page.limit, arguments)
+        for one in ([status] if status else SagaStatus)
+    ]
+    merged = _MERGED.format(" union all ".join(pieces))
+    return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
+
+
+async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row | None:
+    """One saga with its attempts, oldest first, and why it is where it is: all of one moment."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        row = await connection.fetchrow(_DELIVERIES.format(_SAGA), saga_id)
+        if row is None:
+            return None
+        attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
+        return dict(row) | await why.delivery(connection, saga_id, limits) | {"attempts": attempts}
+
+
+async def event(connection: Connection, event_id: int, limits: Limits) -> Row | None:
+    """One event with its payload, and what became of it at every subscription of its type, at one moment."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        row = await connection.fetchrow(_EVENT, event_id)
+        if row is None:
+            return None
+        found = dict(row)
+        most = MAX_DELIVERIES_OF_EVENT + 1
+        shares = await why.shares(connection, event_id, found["event_type"], limits, most)
+    return found | {
+        "deliveries": shares[:MAX_DELIVERIES_OF_EVENT],
+        "more_deliveries": len(shares) > MAX_DELIVERIES_OF_EVENT,
+    }
+
+
+async def dead_letters(connection: Connection, page: Page, which: Filter) -> list[Row]:
+    """Dead letters in the order of their time, without their payloads; each with what it was requeued as.
+
+    By idx_dead_failed, idx_dead_subscription, idx_dead_error or idx_dead_subscription_error.
+    """
+    equals = {"d.subscription_id": which.subscription_id, "d.final_error_code": which.error_code}
+    given = {name: value for name, value in equals.items() if value is not None}
+    part = Range(
+        (*given, "d.failed_at", "d.id"), tuple(given.values()), which.failed_after, which.failed_before
+    )
+    mark = await _time_mark(connection, "dead letter", _TIME_OF_LETTER, page)
+    arguments = Arguments()
+    letters = piece("webhookd.dead_letters d", part, mark, page.limit, arguments)
+    query = f"{_DEAD_LETTERS.format(letters)} order by d.failed_at desc, d.id desc"
+    return await fetch_by_index(connection, query, arguments)
+
+
+async def dead_letter(connection: Connection, dead_letter_id: int) -> Row | None:
+    """One dead letter with the payload as it was."""
+    row = await connection.fetchrow(_DEAD_LETTER, dead_letter_id)
+    return None if row is None else dict(row)
+
+
+async def database_time(connection: Connection) -> datetime:
+    """What time it is, for everybody."""
+    now: datetime = await connection.fetchval("select clock_timestamp()")
+    return now
+
+
+def _id_mark(page: Page) -> tuple[int] | None:
+    return None if page.after_id is None else (page.after_id,)
+
+
+async def _time_mark(
+    connection: Connection, what: str, time_of_row: str, page: Page
+) -> tuple[datetime, int] | None:
+    """Where the page's last row stands in a list by time. The rows never change, so it is there still."""
+    if page.after_id is None:
+        return None
+    time = await connection.fetchval(time_of_row, page.after_id)
+    if time is None:
+        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: there is no {what} {page.after_id}")
+    return time, page.after_id
+
+
+def _with_health(row: Row) -> Row:
+    health = {name: row.pop(name) for name in _HEALTH}
+    return row | {"health": health}

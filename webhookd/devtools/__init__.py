@@ -1,0 +1,1 @@
+"""Tools for development and evaluation: listen, demo and bench."""

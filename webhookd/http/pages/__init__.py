@@ -1,0 +1,1 @@
+"""HTML pages: markup helpers, the page layout, and the API reference at /docs."""

@@ -1,1 +1,0 @@
-"""Events in, in groups that share a commit."""

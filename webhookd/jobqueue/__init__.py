@@ -1,0 +1,1 @@
+"""The job queue (DP2): jobs for executors outside webhookd. Independent of deliveries."""

@@ -1,0 +1,149 @@
+"""What is asked about the substrate: plain SELECTs, with the rights of webhookd_reader.
+
+No lease token is among it: who has one holds the job, and PostgreSQL shows it to nobody but by a claim.
+"""
+
+from typing import NamedTuple
+from uuid import UUID
+
+from webhookd.core.errors import Refusal, Refused
+from webhookd.core.states import WorkStatus
+from webhookd.db.connection import Connection, fetch_one
+from webhookd.db.paging import Arguments, Range, Row, fetch_by_index, piece
+
+# Of one job: with a policy of many attempts there may be more.
+MAX_RUNS = 500
+# Of one workflow.
+MAX_JOBS = 1000
+# They are configuration.
+MAX_REGISTRATIONS = 1000
+MAX_DECISIONS = 20
+
+_JOBS = "webhookd.job_queue j"
+_COLUMNS = """
+    j.job_id, j.job_kind, j.executor, j.status, j.event_domain, j.idempotency_key, j.source_ref, j.target_ref,
+    j.payload_ref, j.result_ref, j.payload_classification, j.attempts, j.last_error_code, j.last_error,
+    j.last_error_at, j.status_signal, j.lease_name, j.lease_holder, j.leased_until, j.lease_recoveries,
+    j.process_after, j.deadline_at, j.priority, j.correlation_id, j.causation_event_id, j.parent_job_id,
+    j.workflow_id, j.enqueued_by, j.enqueued_at, j.started_at, j.finished_at, j.cancel_reason,
+    j.source_system"""
+_ORDER = "order by j.enqueued_at desc, j.job_id desc"
+_SHOWN = f"select {_COLUMNS}"
+# What a dead letter was requeued as has a key made of its id, by ux_job_queue_kind_idempotency_key.
+_REQUEUED_AS = """(
+    select n.job_id from webhookd.job_queue n
+    where n.job_kind = j.job_kind and n.idempotency_key = 'requeue:' || j.job_id) as requeued_as"""
+# As webhookd.job_policy has it, which a reader may not call.
+_MAX_ATTEMPTS = """coalesce(
+    (select k.max_attempts from webhookd.job_kind_policy k where k.job_kind = j.job_kind),
+    (select s.value::integer from webhookd.settings s where s.key = 'queue.job_substrate.max_attempts')
+    ) as max_attempts"""
+_JOB = f"{_SHOWN}, j.safe_payload, {_REQUEUED_AS}, {_MAX_ATTEMPTS} from {_JOBS} where j.job_id = $1"
+_MERGED = "select * from ({0}) j {1} limit {2}"
+_TIME_OF_JOB = "select j.enqueued_at from webhookd.job_queue j where j.job_id = $1"
+# The moves alone: beside a day's renewals they could not be seen. By ix_job_command_run_job; they are few,
+# and taken first: of a job that has much of the ledger, the planner may look for the last ones in all of it.
+_RUNS = """
+    with moves as materialized (
+        select r.run_id, r.command, r.from_status, r.to_status, r.actor, r.called_by, r.attempts, r.event_id,
+            r.detail, r.run_at
+        from webhookd.job_command_run r where r.job_id = $1 and r.from_status is distinct from r.to_status)
+    select * from moves order by run_id desc limit $2"""
+
+_WORKFLOW = """
+    select w.workflow_id, w.workflow_kind, w.generator, w.status, w.correlation_id, w.enqueued_by,
+        w.enqueued_at, w.finished_at
+    from webhookd.job_workflow w where w.workflow_id = $1"""
+# By ix_job_queue_workflow_id; sorted here, for they may be of any time.
+_WORKFLOW_JOBS = """
+    select j.job_id, j.job_kind, j.executor, j.status, j.parent_job_id, j.enqueued_at, j.finished_at
+    from (select q.job_id, q.job_kind, q.executor, q.status, q.parent_job_id, q.enqueued_at, q.finished_at
+        from webhookd.job_queue q where q.workflow_id = $1 limit $2) j
+    order by j.enqueued_at, j.job_id"""
+
+_DEFAULTS = """
+    select jsonb_object_agg(split_part(s.key, '.', 3), s.value)::text as numbers
+    from webhookd.settings s where starts_with(s.key, 'queue.job_substrate.')"""
+_KINDS = """
+    select k.job_kind, k.max_attempts, k.base_delay_seconds, k.max_delay_seconds, k.jitter,
+        k.max_lease_recoveries, k.retention_seconds
+    from webhookd.job_kind_policy k order by k.job_kind limit $1"""
+_REGISTRY = """
+    select r.event_type, r.job_kind, r.executor, r.priority, r.active, r.registered_by, r.registered_at
+    from webhookd.job_event_registry r order by r.event_type, r.job_kind limit $1"""
+# About no job, and without the workflows that were opened, of which there may be any number. By
+# ix_job_command_run_decision, whose order this is: by the primary key's it might walk through all the moves.
+_DECISIONS = """
+    select r.run_id, r.command, r.actor, r.called_by, r.detail, r.run_at
+    from webhookd.job_command_run r where r.job_id is null and r.command <> 'fn_job_workflow_open'
+    order by r.job_id desc, r.run_id desc limit $1"""
+
+
+class JobPage(NamedTuple):
+    """So many jobs, after this one; None: from the newest on."""
+
+    limit: int
+    after_id: UUID | None = None
+
+
+async def jobs(
+    connection: Connection, page: JobPage, status: WorkStatus | None = None, kind: str | None = None
+) -> list[Row]:
+    """Jobs, without their payloads, the newest first.
+
+    By ix_job_queue_listed, ix_job_queue_status_listed; of a kind by ix_job_queue_kind_listed, a page of each
+    status, merged.
+    """
+    mark = None
+    if page.after_id is not None:
+        time = await connection.fetchval(_TIME_OF_JOB, page.after_id)
+        if time is None:
+            raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: there is no job {page.after_id}")
+        mark = (time, page.after_id)
+    arguments = Arguments()
+    pieces = [piece(_JOBS, part, mark, page.limit, arguments, _COLUMNS) for part in _ranges(status, kind)]
+    rows = _MERGED.format(" union all ".join(pieces), _ORDER, arguments.add(page.limit))
+    return await fetch_by_index(connection, rows, arguments)
+
+
+def _ranges(status: WorkStatus | None, kind: str | None) -> list[Range]:
+    last = ("j.enqueued_at", "j.job_id")
+    if kind is not None:
+        columns = ("j.job_kind", "j.status", *last)
+        return [Range(columns, (kind, one)) for one in ([status] if status else WorkStatus)]
+    return [Range(("j.status", *last), (status,)) if status else Range(last)]
+
+
+async def job(connection: Connection, job_id: UUID) -> Row | None:
+    """One job with its moves, oldest first, at one moment."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        row = await connection.fetchrow(_JOB, job_id)
+        if row is None:
+            return None
+        runs = [dict(run) for run in await connection.fetch(_RUNS, job_id, MAX_RUNS + 1)]
+    return dict(row) | {"runs": runs[:MAX_RUNS][::-1], "more_runs": len(runs) > MAX_RUNS}
+
+
+async def workflow(connection: Connection, workflow_id: UUID) -> Row | None:
+    """One workflow with its jobs, at one moment."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        row = await connection.fetchrow(_WORKFLOW, workflow_id)
+        if row is None:
+            return None
+        found = await connection.fetch(_WORKFLOW_JOBS, workflow_id, MAX_JOBS + 1)
+    return dict(row) | {"jobs": [dict(one) for one in found[:MAX_JOBS]], "more_jobs": len(found) > MAX_JOBS}
+
+
+async def configuration(connection: Connection) -> Row:
+    """The numbers that hold (JSON text), kinds with their own, which events give jobs; and who decided."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        defaults = await fetch_one(connection, _DEFAULTS)
+        kinds = await connection.fetch(_KINDS, MAX_REGISTRATIONS)
+        registry = await connection.fetch(_REGISTRY, MAX_REGISTRATIONS)
+        decisions = await connection.fetch(_DECISIONS, MAX_DECISIONS)
+    return {
+        "numbers": defaults["numbers"],
+        "kinds": [dict(kind) for kind in kinds],
+        "registrations": [dict(one) for one in registry],
+        "decisions": [dict(one) for one in decisions],
+    }

@@ -1,1 +1,0 @@
-"""The upkeep of the job substrate: jobs out of events, and what time does to jobs."""

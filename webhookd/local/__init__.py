@@ -1,1 +1,0 @@
-"""What runs on a developer's machine alone: an authority that is good for nothing else, and a receiver."""

@@ -1,1 +1,0 @@
-"""Pure types: ids, states, outcomes, errors. Imports nothing of ours and nothing that does anything."""

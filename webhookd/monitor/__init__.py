@@ -1,1 +1,0 @@
-"""How much waits, for whom, and since when."""

@@ -1,1 +1,0 @@
-"""Sagas to jobs, and results to sagas: the only stage that changes a saga."""

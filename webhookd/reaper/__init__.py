@@ -1,1 +1,0 @@
-"""Leases whose time is over."""

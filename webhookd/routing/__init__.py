@@ -1,1 +1,0 @@
-"""Events to sagas."""

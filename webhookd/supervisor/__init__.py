@@ -1,1 +1,0 @@
-"""Wires everything together, keeps it running, and ends it in order."""
