@@ -1,180 +1,107 @@
-"""Wake-ups: one bell a kind of work, rung in memory at once and across processes by NOTIFY.
+"""Wake-ups: how a stage learns that there is work, in this process and across processes.
 
-A bell is a hint. Whoever waits for one also looks by itself every poll interval, so a lost ring costs time
-and nothing else.
+A producer calls `wake`; each consumer has an `Inbox`. Inside a process a wake-up goes through memory and can
+name the rows it is about. Other processes get a NOTIFY without content. Both are hints: every consumer also
+polls, so a lost wake-up costs time and nothing else. docs/how-it-works.md shows which stage wakes which.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 from webhookd.db.pool import Pool
 
-# NOTIFY takes a lock on the whole cluster at commit: one at once or soon, see `ring`, then at most so often.
+# NOTIFY takes a cluster-wide lock at commit, so each process sends at most one batch in this time.
 NOTIFY_INTERVAL_SECONDS = 0.1
-# An application's session notifies at most every 50 ms (schema/functions/guards.sql): after a ring from
-# outside, what came in its shadow is there by then. Events are looked for in between, too: one after another
-# from one session, all but the first would else wait for the end of the shadow.
-SHADOW_SECONDS = 0.06
+# publish() sends at most one NOTIFY per session every 50 ms (schema/deliveries/guards.sql). After a NOTIFY,
+# check again until 60 ms have passed, so that events committed in that gap do not wait for the poll interval.
+FOLLOW_UP_SECONDS = 0.06
+# Row ids that an inbox keeps. Past this bound the consumer searches the database instead.
+MAX_IDS = 100_000
 
 
 class Work(StrEnum):
-    """What there is to do. The value is the channel's name."""
+    """The kinds of work. The value is the NOTIFY channel."""
 
     EVENTS = "webhookd_events"  # to be routed
-    SAGAS = "webhookd_sagas"  # due, to be started
-    JOBS = "webhookd_jobs"  # pending, to be claimed
-    RESULTS = "webhookd_results"  # reported, to be applied
-    LEASES = "webhookd_leases"  # perhaps lost, to be looked for before their time
+    SAGAS = "webhookd_sagas"  # due, to be started; ids are subscriptions
+    ATTEMPTS = "webhookd_attempts"  # pending, to be claimed
+    RESULTS = "webhookd_results"  # reported, to be applied; ids are attempts
+    LEASES = "webhookd_leases"  # to be checked before the reaper's interval ends
 
 
-# How often one looks into the shadow of a ring; of the others' work once, at its end.
-SHADOW_LOOKS = {Work.EVENTS: 8}
+# Checks after a NOTIFY, spread over FOLLOW_UP_SECONDS. Events get several: a session that publishes one event
+# after another sends no NOTIFY for most of them, and with a single check each would wait the full 60 ms.
+FOLLOW_UPS = {Work.EVENTS: 8}
 
 
-class Bells:
-    """All bells of a process."""
+class WakeUps:
+    """All wake-ups of a process, and the few facts that stages share to pace each other."""
 
     def __init__(self) -> None:
-        self._rung: Final[set[Work]] = set()
-        self._unhinted: Final[set[Work]] = set()
-        self._waiting: Final[dict[Work, set[asyncio.Future[None]]]] = {work: set() for work in Work}
-        self._ears: Final[dict[Work, set[Ear]]] = {work: set() for work in Work}
-        self._looks_left: Final[dict[Work, int]] = {}
-        self._served: Final[set[Work]] = set()
-        self._to_announce: set[Work] = set()
-        self._announce: Final = asyncio.Event()
-        # What others are told of when its time has come, unless it is taken by then.
-        self._to_announce_later: Final[dict[Work, asyncio.TimerHandle]] = {}
-
-    def ring(self, work: Work, *, hinted: bool = False) -> None:
-        """There is work: wake who does it here, and let the others be told.
-
-        At once where nobody here waits for it or serves it. Else later: it will be taken by then, or is too
-        much for one. A NOTIFY is a commit, and the next stage would wait for the disk behind it.
-        """
-        is_done_here = bool(self._waiting[work]) or work in self._served
-        self.ring_here(work, hinted=hinted)
-        if not is_done_here:
-            self._announce_now(work)
-        elif work not in self._to_announce_later:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(NOTIFY_INTERVAL_SECONDS, self._announce_now, work)
-            self._to_announce_later[work] = timer
-
-    def _announce_now(self, work: Work) -> None:
-        self._forget_timer(work)
-        self._to_announce.add(work)
-        self._announce.set()
-
-    def _forget_timer(self, work: Work) -> None:
-        if timer := self._to_announce_later.pop(work, None):
-            timer.cancel()
-
-    def ring_here(self, work: Work, *, hinted: bool = False) -> None:
-        """There is work, and others know of it by themselves. Hinted: who does it was told which (Hints)."""
-        self._rung.add(work)
-        if not hinted:
-            self._unhinted.add(work)
-        for waiter in self._waiting[work]:
-            _wake(waiter)
-        for ear in self._ears[work]:
-            ear.hear()
-
-    @contextmanager
-    def serving(self, work: Work) -> Iterator[None]:
-        """Somebody here does such work, also when he does not wait for it, and says what is `taken`.
-
-        If he fails, he begins anew with a look at everything, and others find by polling what he took. To
-        tell them was a call more, mostly on a database that is away.
-        """
-        self._served.add(work)
-        try:
-            yield
-        finally:
-            self._served.discard(work)
-
-    def taken(self, work: Work) -> None:
-        """All that was hinted at is in hand. Others who were told would ask the database in vain."""
-        self._forget_timer(work)
-        self._to_announce.discard(work)
-
-    def ring_all_here(self) -> None:
-        """Rings may have been lost, or the settings are others: let everybody look."""
-        for work in Work:
-            self.ring_here(work)
-
-    def hear(self, work: Work) -> None:
-        """Another process rang: wake who does it here; and again for what comes in its shadow."""
-        self.ring_here(work)
-        is_looked_into = work in self._looks_left
-        # One more where the next comes sooner than its share of the shadow.
-        self._looks_left[work] = SHADOW_LOOKS.get(work, 1) + is_looked_into
-        if not is_looked_into:
-            self._look_later(work)
-
-    def _look_later(self, work: Work) -> None:
-        seconds = SHADOW_SECONDS / SHADOW_LOOKS.get(work, 1)
-        asyncio.get_running_loop().call_later(seconds, self._look_into_shadow, work)
-
-    def _look_into_shadow(self, work: Work) -> None:
-        self.ring_here(work)
-        self._looks_left[work] -= 1
-        if self._looks_left[work]:
-            self._look_later(work)
-        else:
-            del self._looks_left[work]
-
-    @contextmanager
-    def overhearing(self, work: Work) -> Iterator["Ear"]:
-        """An ear of one's own: `wait` takes a ring from all who wait by it, and this takes it from nobody."""
-        ear = Ear()
-        self._ears[work].add(ear)
-        try:
-            yield ear
-        finally:
-            self._ears[work].discard(ear)
-
-    async def wait(self, *works: Work, timeout_seconds: float) -> set[Work]:
-        """Until one of these is rung, or the time is over. A ring from before the call counts.
-
-        Returns those that somebody rang without a hint: what there is to do must be searched for, whatever
-        others hinted at meanwhile.
-        """
-        if self._rung.isdisjoint(works):
-            loop = asyncio.get_running_loop()
-            waiter: asyncio.Future[None] = loop.create_future()
-            too_late = loop.call_later(timeout_seconds, _wake, waiter)
-            for work in works:
-                self._waiting[work].add(waiter)
-            try:
-                await waiter
-            finally:
-                too_late.cancel()
-                for work in works:
-                    self._waiting[work].discard(waiter)
-        self._rung.difference_update(works)
-        unhinted = self._unhinted.intersection(works)
-        self._unhinted.difference_update(unhinted)
-        return unhinted
+        self._inboxes: Final[dict[Work, set[Inbox]]] = {work: set() for work in Work}
+        self._follow_ups_left: Final[dict[Work, int]] = {}
+        self._to_notify: set[Work] = set()
+        self._notify: Final = asyncio.Event()
+        self._notify_timers: Final[dict[Work, asyncio.TimerHandle]] = {}
+        # Set by the starter: a subscription has more deliveries due than its window has room for.
+        self.window_is_full = False
+        # Set by the worker: its last claim found fewer attempts than it has free slots for.
+        self.has_free_slots = False
 
     @property
-    def to_announce(self) -> set[Work]:
-        """What other processes are to be told of now."""
-        return set(self._to_announce)
+    def results_are_urgent(self) -> bool:
+        """Deliveries wait only for results that free their window, so no stage on that path may rest."""
+        return self.window_is_full and self.has_free_slots
 
-    def will_announce(self, work: Work) -> bool:
-        """Whether other processes are told of it, now or unless it is taken."""
-        return work in self._to_announce or work in self._to_announce_later
+    def inbox(self, work: Work) -> "Inbox":
+        """Return a new inbox, which receives every wake-up for this work until it is closed."""
+        inbox = Inbox(self, work)
+        self._inboxes[work].add(inbox)
+        return inbox
 
-    async def announce(self, pool: Pool) -> None:
-        """Tell other processes of what was rung here, for ever. A supervised service."""
+    def wake(
+        self, work: Work, ids: Collection[int] = (), *, search: bool = False, cluster: bool = False
+    ) -> None:
+        """Wake the consumers of this work.
+
+        `ids` names the rows, so that the consumer need not look for them. `search` makes it look for all
+        rows. `cluster` sends a NOTIFY to other processes too: at once if no consumer runs here; otherwise
+        after NOTIFY_INTERVAL_SECONDS, unless `handled_here` cancels it. A NOTIFY is a commit, and the next
+        stage would wait for the disk behind it.
+        """
+        is_attended = any(inbox.is_attended for inbox in self._inboxes[work])
+        for inbox in self._inboxes[work]:
+            inbox.put(ids, search=search)
+        if not cluster:
+            return
+        if not is_attended:
+            self._notify_now(work)
+        elif work not in self._notify_timers:
+            loop = asyncio.get_running_loop()
+            self._notify_timers[work] = loop.call_later(NOTIFY_INTERVAL_SECONDS, self._notify_now, work)
+
+    def wake_all(self) -> None:
+        """Make every consumer search: wake-ups may have been lost, or the settings changed."""
+        for work in Work:
+            self.wake(work, search=True)
+
+    def received(self, work: Work) -> None:
+        """Handle a NOTIFY from another process: search now, and again for commits that sent none."""
+        self.wake(work, search=True)
+        is_following_up = work in self._follow_ups_left
+        # One more than usual if a series is running: its next check may come too early for this NOTIFY.
+        self._follow_ups_left[work] = FOLLOW_UPS.get(work, 1) + is_following_up
+        if not is_following_up:
+            self._schedule_follow_up(work)
+
+    async def run_notifier(self, pool: Pool) -> None:
+        """Send NOTIFYs to other processes, forever. A supervised service."""
         while True:
-            await self._announce.wait()
-            self._announce.clear()
-            works, self._to_announce = sorted(self._to_announce), set()
+            await self._notify.wait()
+            self._notify.clear()
+            works, self._to_notify = sorted(self._to_notify), set()
             if not works:
                 continue
             try:
@@ -183,32 +110,120 @@ class Bells:
                         "select pg_notify(channel, '') from unnest($1::text[]) as channel", works
                     )
             except BaseException:
-                self._to_announce.update(works)
-                self._announce.set()
+                self._to_notify.update(works)
+                self._notify.set()
                 raise
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
+    def cancel_notify(self, work: Work) -> None:
+        """Forget a NOTIFY that was not sent yet."""
+        self._to_notify.discard(work)
+        if timer := self._notify_timers.pop(work, None):
+            timer.cancel()
 
-class Ear:
-    """Hears every ring since it last waited."""
+    def remove(self, inbox: "Inbox") -> None:
+        self._inboxes[inbox.work].discard(inbox)
 
-    def __init__(self) -> None:
-        self._heard: Final = asyncio.Event()
+    def _notify_now(self, work: Work) -> None:
+        self.cancel_notify(work)
+        self._to_notify.add(work)
+        self._notify.set()
 
-    def hear(self) -> None:
-        self._heard.set()
+    def _schedule_follow_up(self, work: Work) -> None:
+        seconds = FOLLOW_UP_SECONDS / FOLLOW_UPS.get(work, 1)
+        asyncio.get_running_loop().call_later(seconds, self._follow_up, work)
+
+    def _follow_up(self, work: Work) -> None:
+        self.wake(work, search=True)
+        self._follow_ups_left[work] -= 1
+        if self._follow_ups_left[work]:
+            self._schedule_follow_up(work)
+        else:
+            del self._follow_ups_left[work]
+
+
+class Inbox:
+    """The wake-ups for one consumer. A wake-up that arrives before `wait` counts.
+
+    `with inbox:` says that the consumer runs and calls `handled_here`. Without it, the consumer counts as
+    running only while it waits.
+    """
+
+    def __init__(self, wakeups: WakeUps, work: Work) -> None:
+        self.work: Final = work
+        self._wakeups = wakeups
+        self._ids: dict[int, None] = {}
+        self._is_woken = False
+        self._must_search = False
+        self._is_running = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        self._is_running = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_running = False
+
+    @property
+    def is_attended(self) -> bool:
+        return self._is_running or self._waiter is not None
+
+    @property
+    def has_ids(self) -> bool:
+        return bool(self._ids)
+
+    def put(self, ids: Collection[int], *, search: bool) -> None:
+        """Store a wake-up, and end the wait."""
+        self._is_woken = True
+        self._must_search |= search
+        for row_id in ids:
+            if len(self._ids) >= MAX_IDS:
+                self._must_search = True
+                break
+            self._ids[row_id] = None
+        _resolve(self._waiter)
+
+    def take(self, limit: int = MAX_IDS) -> list[int]:
+        """Remove and return up to `limit` ids, oldest first."""
+        if len(self._ids) <= limit:
+            taken, self._ids = list(self._ids), {}
+            return taken
+        taken = [row_id for row_id, _ in zip(self._ids, range(limit), strict=False)]
+        for row_id in taken:
+            del self._ids[row_id]
+        return taken
+
+    def handled_here(self) -> None:
+        """Cancel the pending NOTIFY: this consumer has all known work in hand.
+
+        If the consumer then fails, it restarts with a search, and other processes find the work by polling.
+        """
+        self._wakeups.cancel_notify(self.work)
+
+    async def wait(self, timeout_seconds: float) -> bool:
+        """Wait for a wake-up or the timeout. Returns whether to search for work that no id names."""
+        if not self._is_woken:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(timeout_seconds, _resolve, self._waiter)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+        must_search, self._must_search, self._is_woken = self._must_search, False, False
+        return must_search
 
     async def rest(self, at_least_seconds: float, at_most_seconds: float) -> None:
-        """Until there was a ring, or the time is over; however often it rings, for at least so long."""
+        """Sleep for the first time, then wait for a wake-up until the second, however many come."""
         await asyncio.sleep(at_least_seconds)
-        try:
-            async with asyncio.timeout(max(0.0, at_most_seconds - at_least_seconds)):
-                await self._heard.wait()
-        except TimeoutError:
-            return
-        self._heard.clear()
+        await self.wait(max(0.0, at_most_seconds - at_least_seconds))
+
+    def close(self) -> None:
+        self._wakeups.remove(self)
 
 
-def _wake(waiter: "asyncio.Future[None]") -> None:
-    if not waiter.done():
+def _resolve(waiter: "asyncio.Future[None] | None") -> None:
+    if waiter is not None and not waiter.done():
         waiter.set_result(None)

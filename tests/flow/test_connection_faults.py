@@ -15,7 +15,7 @@ from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.publisher import Publisher
 from tests.support.traffic import ALL_DELIVERED, HealthWatch, Receiver, broken_promises
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS, until, until_true
-from webhookd.wakeups import SHADOW_SECONDS
+from webhookd.wakeups import FOLLOW_UP_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ async def test_a_listener_cut_off_listens_again(
         listener = await flow.superuser.fetchval(LISTENERS)
         await publish()  # heard: nobody looks by himself any more
         await delivered()
-        await asyncio.sleep(2 * SHADOW_SECONDS)  # or the echo of this would find the next
+        await asyncio.sleep(2 * FOLLOW_UP_SECONDS)  # or the echo of this would find the next
         await flow.superuser.execute("select pg_terminate_backend($1, 5000)", listener)
         await publish()  # to deaf ears
         await delivered()

@@ -8,7 +8,8 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.invariants import AUDIT, broken_invariants
 from tests.support.waiting import until
-from webhookd.deliveries import events, subscriptions
+from webhookd.deliveries import ingest as events
+from webhookd.deliveries import subscriptions
 
 COMPLETED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
 

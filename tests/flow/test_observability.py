@@ -10,7 +10,8 @@ from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
-from webhookd.deliveries import events, subscriptions
+from webhookd.deliveries import ingest as events
+from webhookd.deliveries import subscriptions
 
 
 def status_of(daemon: DaemonProcess) -> Any:
@@ -131,7 +132,7 @@ async def test_health_has_an_address_of_its_own(flow: Flow, make_daemon: MakeDae
     assert daemon.get("/v1/events")[0] == 404
     assert [one["name"] for one in status_of(daemon)["services"]] == [
         "listener",
-        "announcer",
+        "notifier",
         "monitor",
         "health",
         "routing",

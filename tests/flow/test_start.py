@@ -157,7 +157,7 @@ async def test_instances_divide_the_services(
     api = Client(session, await front.start("--services", "api"))
     await api.subscribe(endpoint)
     services = {service["name"] for service in (await api.get("/status")).body["services"]}
-    assert services == {"api", "listener", "announcer", "monitor"}
+    assert services == {"api", "listener", "notifier", "monitor"}
     assert (await api.event()).status == 202
     assert await flow.daemon.fetchval("select count(*) from webhookd.event_routing_queue") == 1
     back.launch("--services", ",".join(STAGES))

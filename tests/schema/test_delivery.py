@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from tests.support.flow import Flow
-from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts as jobs
 
 
@@ -70,7 +70,7 @@ async def test_a_delivery_has_what_is_to_be_sent(flow: Flow) -> None:
     await flow.start()
     leases = await flow.claim()
     [delivery] = await jobs.load(flow.daemon, leases)
-    assert delivery == jobs.Delivery(
+    assert delivery == jobs.Message(
         leases[0].job_id,
         "order.created",
         '{ "b":1.10, "a" : "\\u0000é" }',
@@ -91,8 +91,8 @@ async def test_what_is_small_comes_with_its_lease(flow: Flow) -> None:
     await flow.route()
     await flow.start()
     claims = sorted(await jobs.claim(flow.daemon, "worker", 100, 60, 100))
-    with_delivery = [claim.delivery for claim in claims if claim.delivery is not None]
-    assert [claim.delivery is not None for claim in claims] == [True, False] + [True] * 32 + [False] * 8
+    with_delivery = [claim.message for claim in claims if claim.message is not None]
+    assert [claim.message is not None for claim in claims] == [True, False] + [True] * 32 + [False] * 8
     loaded = await jobs.load(flow.daemon, [claim.lease for claim in claims])
     assert len(loaded) == len(claims)
     assert [one for one in sorted(loaded) if one in with_delivery] == with_delivery
@@ -109,7 +109,7 @@ async def test_what_cannot_be_read_is_claimed_all_the_same(flow: Flow) -> None:
     await flow.route()
     await flow.start()
     [claim] = await jobs.claim(flow.daemon, "worker", 10, 60, 10)
-    assert claim.delivery is None
+    assert claim.message is None
     with pytest.raises(asyncpg.DataCorruptedError):
         await jobs.load(flow.daemon, [claim.lease])
 
@@ -173,7 +173,7 @@ async def test_a_job_that_keeps_killing_its_workers_ends(flow: Flow) -> None:
         assert lease.lease_resets == resets
         await flow.expire_lease(lease.job_id)
         [reset] = await jobs.reset_expired(flow.daemon, 10, max_lease_resets=2)
-    assert (reset.status, reset.lease_resets) == (JobStatus.FAILED, 2)
+    assert (reset.status, reset.lease_resets) == (AttemptStatus.FAILED, 2)
     assert await flow.report(lease) is ReportVerdict.STALE
     [failed] = await flow.apply()
     assert (failed.saga_id, failed.error_code, failed.attempt_count) == (saga_id, "LEASE_EXPIRED", 1)

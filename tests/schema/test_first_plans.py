@@ -13,7 +13,7 @@ from tests.support.database import Database
 from tests.support.flow import Flow
 from tests.support.history import vacuum
 from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import events
+from webhookd.deliveries import ingest as events
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

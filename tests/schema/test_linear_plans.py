@@ -16,7 +16,8 @@ from tests.support.database import Database
 from tests.support.flow import FAILING_AFTER, POLICY, Flow
 from tests.support.history import vacuum
 from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import events, sagas
+from webhookd.deliveries import ingest as events
+from webhookd.deliveries import sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

@@ -36,7 +36,9 @@ from tests.support.history import (
 )
 from tests.support.postgres import run_apart
 from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import backlog, dead_letters, events, routing, sagas
+from webhookd.deliveries import backlog, dead_letters, sagas
+from webhookd.deliveries import ingest as events
+from webhookd.deliveries import router as routing
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

@@ -13,8 +13,8 @@ from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until_blocked, until_finished
 from webhookd.db.connection import Connection
-from webhookd.deliveries import events
-from webhookd.deliveries.events import NewEvent
+from webhookd.deliveries import ingest as events
+from webhookd.deliveries.ingest import NewEvent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

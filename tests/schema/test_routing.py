@@ -1,7 +1,7 @@
 """Events to sagas: who gets what, and the marks of a queue."""
 
 from tests.support.flow import Flow
-from webhookd.deliveries import routing
+from webhookd.deliveries import router as routing
 
 
 async def test_an_event_goes_to_those_who_may_have_it(flow: Flow) -> None:

@@ -56,7 +56,7 @@ async def change_log(flow: Flow, subscription_id: int) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
-async def delivery(flow: Flow) -> jobs.Delivery:
+async def delivery(flow: Flow) -> jobs.Message:
     """What the one job that waits would be sent with, by now; the job waits again afterwards."""
     [lease] = await flow.claim()
     [loaded] = await jobs.load(flow.daemon, [lease])

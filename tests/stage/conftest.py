@@ -9,14 +9,14 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
+from webhookd.context import Context
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Settings
 from webhookd.db import connection as connection_module
 from webhookd.db import pool as pool_module
 from webhookd.db.connection import Connection
 from webhookd.db.pool import Pool
-from webhookd.hints import Hints
-from webhookd.wakeups import Bells
+from webhookd.wakeups import WakeUps
 
 SERVERS_ENDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 
@@ -40,13 +40,14 @@ class Parts:
     """The parts of a process."""
 
     pool: Pool
-    bells: Bells = field(default_factory=Bells)
-    hints: Hints = field(default_factory=Hints)
+    wakeups: WakeUps = field(default_factory=WakeUps)
     metrics: Metrics = field(default_factory=Metrics)
     settings: Settings = field(default_factory=Settings)
 
-    def current(self) -> Settings:
-        return self.settings
+    @property
+    def context(self) -> Context:
+        """The context of a stage, which reads the settings of the moment."""
+        return Context(self.pool, self.wakeups, self.metrics, lambda: self.settings, "worker")
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ async def test_only_the_first_in_line_looks(
     """However many wait, a ring costs one look, and a job two; one too many is told so; the end tells all."""
     substrate = await Substrate.open(database)
     parts = Parts(counted, settings=NEVER_POLLS)
-    claims = Claims(Asked(counted), parts.bells, parts.metrics, parts.current)
+    claims = Claims(parts.context, Asked(counted))
     monkeypatch.setattr(job_claims, "MAX_WAITING", 10)
     monkeypatch.setattr(database_module, "ANSWER_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     waiting = [asyncio.create_task(waits(claims)) for _ in range(10)]
@@ -51,10 +51,10 @@ async def test_only_the_first_in_line_looks(
     with pytest.raises(Problem) as refused:
         await waits(claims)
     assert (refused.value.status, refused.value.code) == (503, "unavailable")
-    parts.bells.ring_here(Work.EVENTS)
+    parts.wakeups.wake(Work.EVENTS, search=True)
     await counted.used(13)
     job_id = await substrate.enqueue()
-    parts.bells.ring_here(Work.EVENTS)
+    parts.wakeups.wake(Work.EVENTS, search=True)
     await counted.used(15)  # the one that gets it, and the next in line
     [done], left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     claimed = done.result()

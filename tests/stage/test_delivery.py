@@ -27,21 +27,12 @@ FAILED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Fa
 
 def reporter_of(parts: Parts) -> Reporter:
     """A reporter of this process."""
-    return Reporter(parts.pool, parts.bells, parts.hints, parts.metrics, "worker")
+    return Reporter(parts.context)
 
 
 def worker_of(parts: Parts, client: GuardedClient, reporter: Reporter) -> Worker:
     """A worker of this process."""
-    return Worker(
-        parts.pool,
-        parts.bells,
-        client,
-        reporter,
-        parts.hints,
-        parts.metrics,
-        parts.current,
-        worker_id="worker",
-    )
+    return Worker(parts.context, client, reporter)
 
 
 async def jobs_of(flow: Flow, count: int, payload: str = LARGE) -> None:
@@ -61,7 +52,7 @@ async def test_leases_that_were_not_loaded_are_handed_back_by_the_drain(
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter_of(parts))
 
-        async def lost(*_: object) -> list[jobs.Delivery]:
+        async def lost(*_: object) -> list[jobs.Message]:
             raise DatabaseUnavailable("cut off")
 
         with monkeypatch.context() as patch:
@@ -78,14 +69,14 @@ async def test_a_drain_waits_for_requests_that_are_not_begun_yet(
 ) -> None:
     """A claim's requests are begun a few at a time; SIGTERM comes when one of forty is."""
     await jobs_of(flow, 40, "{}")
-    begin_further, go_on = Worker._send_further, asyncio.Event()
+    begin_further, go_on = Worker._send_rest, asyncio.Event()
 
     async def held(*arguments: Any) -> None:
         await go_on.wait()
         await begin_further(*arguments)
 
-    monkeypatch.setattr("webhookd.deliveries.worker.BEGUN_AT_ONCE", 1)
-    monkeypatch.setattr(Worker, "_send_further", held)
+    monkeypatch.setattr("webhookd.deliveries.worker.STARTED_AT_ONCE", 1)
+    monkeypatch.setattr(Worker, "_send_rest", held)
     reporter = reporter_of(parts)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter)
@@ -121,13 +112,13 @@ async def test_leases_that_come_too_late_are_handed_back_and_not_claimed_at_once
     """A claim that the database was long about: nothing is sent, and the next is not made before the poll."""
     parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
     await jobs_of(flow, 6, "{}")
-    monkeypatch.setattr("webhookd.deliveries.worker.too_late", lambda *_: True)
+    monkeypatch.setattr("webhookd.deliveries.worker.is_too_late", lambda *_: True)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter_of(parts))
         began = asyncio.get_running_loop().time()
         await worker.run_once()
         await until(flow.daemon, f"select ({LEASED}) = 0")
-        assert await worker.run_once() >= began + parts.current().services.poll_interval_seconds
+        assert await worker.run_once() >= began + parts.settings.services.poll_interval_seconds
     assert worker.in_flight == 0
 
 
@@ -140,7 +131,7 @@ async def test_leases_are_loaded_again_and_sent_once(
     await jobs_of(flow, 6)
     load, failures = jobs.load, iter([error])
 
-    async def lost(*arguments: Any) -> list[jobs.Delivery]:
+    async def lost(*arguments: Any) -> list[jobs.Message]:
         if not loaded and (failure := next(failures, None)):
             raise failure
         return await load(*arguments)
@@ -174,7 +165,7 @@ async def test_what_cannot_be_read_spoils_it_for_nobody_else(
     damaged = await flow.daemon.fetchval("select min(id) from webhookd.webhook_delivery_jobs")
     load = jobs.load
 
-    async def refused(connection: Connection, leases: list[jobs.Lease]) -> list[jobs.Delivery]:
+    async def refused(connection: Connection, leases: list[jobs.Lease]) -> list[jobs.Message]:
         if any(lease.job_id == damaged for lease in leases):
             raise DatabaseFault("XX001: missing chunk number 0 for toast value")
         return await load(connection, leases)
@@ -209,7 +200,7 @@ async def test_a_claim_is_made_when_a_load_has_ended(
     load, ends = jobs.load, [asyncio.Event() for _ in range(3)]
     begun = asyncio.Queue[int]()
 
-    async def held(*arguments: Any) -> list[jobs.Delivery]:
+    async def held(*arguments: Any) -> list[jobs.Message]:
         number = held.count  # type: ignore[attr-defined]
         held.count += 1  # type: ignore[attr-defined]
         begun.put_nowait(number)
@@ -256,7 +247,7 @@ async def test_a_job_taken_back_from_the_dead_is_claimed_at_the_reapers_ring(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lies behind the mark of this worker, which has claimed later ones since: no poll is waited for."""
-    monkeypatch.setattr("webhookd.deliveries.worker.REST", 0)  # else ten times what the first claim took
+    monkeypatch.setattr("webhookd.deliveries.pacing.SEARCH_REST_FACTOR", 0)
     parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
     await jobs_of(flow, 2)
     [lost] = await flow.claim(wanted=1)
@@ -268,7 +259,7 @@ async def test_a_job_taken_back_from_the_dead_is_claimed_at_the_reapers_ring(
     ):
         await until(flow.daemon, f"select ({FAILED}) = 1")
         await flow.expire_lease(lost.job_id)
-        assert await Reaper(parts.pool, parts.bells, parts.metrics, parts.current).run_once() == 1
+        assert await Reaper(parts.context).run_once() == 1
         await until(flow.daemon, f"select ({FAILED}) = 2")
 
 

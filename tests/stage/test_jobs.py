@@ -15,7 +15,7 @@ IS = "select value = to_jsonb($2::numeric) from webhookd.settings where key = 'q
 
 def keeper_of(parts: Parts) -> JobKeeper:
     """The service of this process."""
-    return JobKeeper(parts.pool, parts.bells, parts.metrics, parts.current)
+    return JobKeeper(parts.context)
 
 
 async def test_it_costs_a_look_now_and_then_while_off(flow: Flow, counted: CountingPool) -> None:
@@ -24,7 +24,7 @@ async def test_it_costs_a_look_now_and_then_while_off(flow: Flow, counted: Count
     async with running(keeper_of(parts).run):
         for _ in range(50):
             await flow.publish()
-            parts.bells.ring_here(Work.EVENTS)
+            parts.wakeups.wake(Work.EVENTS, search=True)
     assert counted.uses == 1
 
 
@@ -49,7 +49,7 @@ async def test_numbers_of_the_file_are_written_once(flow: Flow, parts: Parts) ->
         )
         assert await flow.daemon.fetchval(IS, "max_attempts", 9)
         parts.settings = Settings(services=parts.settings.services, jobs=JobsSettings(jitter=0.5))
-        parts.bells.ring_all_here()
+        parts.wakeups.wake_all()
         await until(flow.daemon, IS, "jitter", 0.5)
         assert await flow.daemon.fetchval(IS, "max_attempts", 9)
     assert (

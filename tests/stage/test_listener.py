@@ -12,20 +12,27 @@ from webhookd.daemon.services import Service, supervise
 from webhookd.db import listener
 from webhookd.db.connection import connected
 from webhookd.db.listener import Listener
-from webhookd.wakeups import Bells, Work
+from webhookd.wakeups import Work
 
 
 async def test_behind_a_pooler_it_tries_again_and_stays_up(
     database: Database, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that ended would be an alert for ever; and the pooler's mode may change."""
-    monkeypatch.setattr(listener, "DEAF_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(listener, "NO_LISTEN_INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(listener, "HEARTBEAT_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     async with RotatingPooler(database.dsn("daemon")) as pooler, contextlib.AsyncExitStack() as others:
         # With as many sessions as there are channels, and one: the question meets one that does not listen.
         for _ in Work:
             await others.enter_async_context(connected(pooler.dsn))
-        service = Service("listener", Listener(pooler.dsn, parts.pool, Bells()).run)
+        listening = Listener(
+            pooler.dsn,
+            parts.pool,
+            [work.value for work in Work],
+            on_listening=lambda: None,
+            on_notify=lambda _: None,
+        )
+        service = Service("listener", listening.run)
         async with running(lambda: supervise(service, parts.metrics)):
             await until_true(lambda: pooler.transactions >= 30)
             assert (service.state, service.restarts) == ("running", 0)

@@ -1,7 +1,6 @@
 """The monitor: the figures of the job substrate are the same wherever they are shown."""
 
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
 
 import pytest
 
@@ -55,9 +54,9 @@ async def test_no_figure_stands_in_anothers_place(
     substrate = await Substrate.open(database)
     await fill(substrate)
     counted = await substrate.call("fn_job_queue_health")
-    monitor = Monitor(parts.pool, parts.metrics)
+    monitor = Monitor(parts.context)
     await monitor.run_once()
-    status = StatusOfInstance(str(uuid4()), parts.current, parts.pool, monitor, parts.metrics, lambda: 0)
+    status = StatusOfInstance(parts.context, monitor, lambda: 0)
     shown = dict(status.describe()["job_queue"] or {})
     gauges = {
         name.removeprefix("job_queue_"): parts.metrics.registry.get_sample_value(f"webhookd_{name}")

@@ -1,6 +1,6 @@
 """The orchestrator's loops: whom they find when another process rings, and by which limit it sweeps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -12,7 +12,7 @@ from webhookd.core.settings import OrchestrationSettings, RetrySettings, Service
 from webhookd.deliveries import sagas, subscriptions
 from webhookd.deliveries import starter as starting
 from webhookd.deliveries.applier import Applier
-from webhookd.deliveries.limit_sweeper import Sweeper
+from webhookd.deliveries.limit_sweeper import LimitSweeper
 from webhookd.deliveries.starter import Starter
 from webhookd.wakeups import Work
 
@@ -23,18 +23,23 @@ COMPLETED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where sta
 
 def starter_of(parts: Parts) -> Starter:
     """One of this process."""
-    return Starter(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
+    return Starter(parts.context)
 
 
 def applier_of(parts: Parts) -> Applier:
     """One of this process."""
-    return Applier(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
+    return Applier(parts.context)
+
+
+def will_notify(parts: Parts, work: Work) -> bool:
+    """Whether other processes will get a NOTIFY for this work, now or later."""
+    return work in parts.wakeups._to_notify or work in parts.wakeups._notify_timers
 
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """No search rests for ten times as long as the last took."""
-    monkeypatch.setattr(starting, "REST", 0)
+    monkeypatch.setattr(starting, "SEARCH_REST_FACTOR", 0)
 
 
 @dataclass
@@ -67,7 +72,7 @@ async def test_sagas_of_another_process_are_looked_for(flow: Flow, parts: Parts)
         for count in (1, 2, 3):
             await flow.publish()
             await flow.route()
-            parts.bells.hear(Work.SAGAS)
+            parts.wakeups.received(Work.SAGAS)
             await until(flow.daemon, STARTED, count)
 
 
@@ -85,9 +90,8 @@ async def test_a_hint_does_not_hide_what_another_process_routed(
             await flow.publish("ours")
             await flow.publish("theirs")
             await flow.route()
-            parts.hints.have_due([ours])
-            parts.bells.ring(Work.SAGAS, hinted=True)
-            parts.bells.ring_here(Work.SAGAS)
+            parts.wakeups.wake(Work.SAGAS, [ours], cluster=True)
+            parts.wakeups.wake(Work.SAGAS, search=True)
             await until(flow.daemon, STARTED, count)
 
 
@@ -106,7 +110,7 @@ async def test_more_results_than_a_batch_are_applied_at_one_ring(
         await until_true(lambda: looks.ended == 1)
         for lease in leases:
             await flow.report(lease, 200)
-        parts.bells.ring_here(Work.RESULTS)
+        parts.wakeups.wake(Work.RESULTS, search=True)
         await until(flow.daemon, COMPLETED, len(leases))
 
 
@@ -121,8 +125,7 @@ async def test_a_result_makes_room_for_the_next(flow: Flow, parts: Parts) -> Non
             await until(flow.daemon, STARTED, count)
             [lease] = await flow.claim()
             await flow.report(lease, 200)
-            parts.hints.were_reported([lease.job_id])
-            parts.bells.ring(Work.RESULTS, hinted=True)
+            parts.wakeups.wake(Work.RESULTS, [lease.job_id], cluster=True)
         await until(flow.daemon, COMPLETED, 3)
 
 
@@ -157,8 +160,7 @@ async def test_a_turn_that_was_lost_is_waited_for(
         await flow.route()
         async with flow.superuser.transaction():
             await flow.superuser.execute("select from webhookd.orchestration_turn for update")
-            parts.hints.have_due([subscription_id])
-            parts.bells.ring(Work.SAGAS, hinted=True)
+            parts.wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
             # It has asked more than once, and got nothing.
             await until_true(lambda: starts.ended > 1)
         await until(flow.daemon, STARTED, 1)
@@ -180,20 +182,19 @@ async def test_a_limit_put_back_ends_the_sweep(flow: Flow, parts: Parts) -> None
         retry = RetrySettings(max_attempts=next(limits, 5))
         return Settings(orchestration=OrchestrationSettings(batch_size=5), retry=retry)
 
-    assert await Sweeper(parts.pool, parts.metrics, current).sweep() == 5
+    assert await LimitSweeper(replace(parts.context, settings=current)).sweep() == 5
 
 
 async def test_results_that_are_too_many_for_one_are_announced(parts: Parts) -> None:
     """Other instances will hear of them while there is more in hand than a batch, and not after."""
     parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=2))
     applier = applier_of(parts)
-    with parts.bells.serving(Work.RESULTS):
-        parts.hints.were_reported([1, 2, 3])
-        parts.bells.ring(Work.RESULTS, hinted=True)
+    with applier._inbox:
+        parts.wakeups.wake(Work.RESULTS, [1, 2, 3], cluster=True)
         await applier.run_once()
-        assert parts.bells.will_announce(Work.RESULTS)
+        assert will_notify(parts, Work.RESULTS)
         await applier.run_once()
-        assert not parts.bells.will_announce(Work.RESULTS)
+        assert not will_notify(parts, Work.RESULTS)
 
 
 async def test_sagas_that_are_too_many_for_one_tick_are_announced(flow: Flow, parts: Parts) -> None:
@@ -201,12 +202,10 @@ async def test_sagas_that_are_too_many_for_one_tick_are_announced(flow: Flow, pa
     parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=1))
     ids = [await flow.subscribe(f"type{number}") for number in range(2)]
     starter = starter_of(parts)
-    with parts.bells.serving(Work.SAGAS):
-        parts.hints.have_due(ids[:1])
-        parts.bells.ring(Work.SAGAS, hinted=True)
+    with starter._inbox:
+        parts.wakeups.wake(Work.SAGAS, ids[:1], cluster=True)
         await starter.run_once()
-        assert not parts.bells.will_announce(Work.SAGAS)
-        parts.hints.have_due(ids)
-        parts.bells.ring(Work.SAGAS, hinted=True)
+        assert not will_notify(parts, Work.SAGAS)
+        parts.wakeups.wake(Work.SAGAS, ids, cluster=True)
         await starter.run_once()
-        assert parts.bells.will_announce(Work.SAGAS)
+        assert will_notify(parts, Work.SAGAS)

@@ -50,8 +50,7 @@ async def starter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncItera
     async def give() -> None:
         await flow.publish()
         await flow.route()
-        parts.hints.have_due([subscription_id])
-        parts.bells.ring(Work.SAGAS, hinted=True)
+        parts.wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
 
     async with running(starter_of(parts).run):
         yield Stage(STARTED, give)
@@ -86,8 +85,7 @@ async def applier(flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> 
         await flow.start()
         [lease] = await flow.claim()
         await flow.report(lease)
-        parts.hints.were_reported([lease.job_id])
-        parts.bells.ring(Work.RESULTS, hinted=True)
+        parts.wakeups.wake(Work.RESULTS, [lease.job_id], cluster=True)
 
     async with running(applier_of(parts).run):
         # It applies what it finds, and does not rest after it.
@@ -99,7 +97,7 @@ STAGES = [(starter, starting), (reporter, reporter_module), (applier, applying)]
 
 
 @pytest.mark.parametrize(("stage", "module"), STAGES, ids=["starter", "reporter", "applier"])
-@pytest.mark.parametrize("is_short_of_room", [False, True])
+@pytest.mark.parametrize("results_are_urgent", [False, True])
 async def test_a_stage_rests_after_little_unless_room_is_short(
     flow: Flow,
     parts: Parts,
@@ -107,22 +105,22 @@ async def test_a_stage_rests_after_little_unless_room_is_short(
     stage: Callable[[Flow, Parts, pytest.MonkeyPatch], contextlib.AbstractAsyncContextManager[Stage]],
     module: ModuleType,
     *,
-    is_short_of_room: bool,
+    results_are_urgent: bool,
 ) -> None:
     """A second piece of work comes during a rest that has no end: it is done only where nobody may rest."""
     parts.settings = Settings(services=LONG)
     monkeypatch.setattr(module, "rest_seconds", lambda done, _: LONG_SECONDS if done else 0.0)
     # As the other stages of the process would say.
-    kind = type(parts.hints)
-    monkeypatch.setattr(kind, "is_short_of_room", property(lambda _: is_short_of_room))
+    kind = type(parts.wakeups)
+    monkeypatch.setattr(kind, "results_are_urgent", property(lambda _: results_are_urgent))
     async with stage(flow, parts, monkeypatch) as running_stage:
         await running_stage.give()
         await until(flow.superuser, running_stage.done, 1)
         await running_stage.give()
-        if is_short_of_room:
+        if results_are_urgent:
             await until(flow.superuser, running_stage.done, 2)
         for _ in range(ROUND_TRIPS):
-            assert await flow.superuser.fetchval(running_stage.done, 2) == is_short_of_room
+            assert await flow.superuser.fetchval(running_stage.done, 2) == results_are_urgent
 
 
 async def test_a_rest_of_reports_ends_with_the_shutdown(
@@ -155,31 +153,31 @@ async def test_room_is_short_as_long_as_somebody_waits_for_it(flow: Flow, parts:
         for _ in range(events):
             await flow.publish(event_type)
         await flow.route()
-        parts.hints.have_due([subscription_id])
+        parts.wakeups.wake(Work.SAGAS, [subscription_id])
         await starts.run_once()
 
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         reports = reporter_of(parts)
         worker = worker_of(parts, client, reports)
         await tick("crowded", crowded, 6)
-        assert not parts.hints.is_short_of_room, "nobody has a free slot yet"
+        assert not parts.wakeups.results_are_urgent, "nobody has a free slot yet"
         leases = await flow.claim()
         await worker.run_once()
-        assert parts.hints.is_short_of_room
+        assert parts.wakeups.results_are_urgent
         await tick("other", other, 1)
-        assert parts.hints.is_short_of_room
+        assert parts.wakeups.results_are_urgent
         for lease in leases:
             await flow.report(lease)
         await flow.apply()
         await tick("crowded", crowded, 0)
-        assert not parts.hints.is_short_of_room, "the last two have room"
+        assert not parts.wakeups.results_are_urgent, "the last two have room"
 
 
 async def test_requests_are_begun_a_few_at_a_time(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one turn of the loop no more than some, so that the database is heard between them."""
-    monkeypatch.setattr(worker_module, "BEGUN_AT_ONCE", 2)
+    monkeypatch.setattr(worker_module, "STARTED_AT_ONCE", 2)
     await jobs_of(flow, 7, "{}")
     begun: list[int] = []
     send = Worker._send
@@ -206,23 +204,23 @@ async def test_two_claims_whose_requests_are_not_begun_hold_up_a_third(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their leases run: no more are taken until some of them are sent, and then at once."""
-    monkeypatch.setattr(worker_module, "BEGUN_AT_ONCE", 1)
+    monkeypatch.setattr(worker_module, "STARTED_AT_ONCE", 1)
     monkeypatch.setattr(worker_module, "MAX_CLAIM", 2)
     await jobs_of(flow, 6, "{}")
-    begin_further, go_on = Worker._send_further, asyncio.Event()
+    begin_further, go_on = Worker._send_rest, asyncio.Event()
 
     async def held(*arguments: object) -> None:
         await go_on.wait()
         await begin_further(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Worker, "_send_further", held)
+    monkeypatch.setattr(Worker, "_send_rest", held)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter_of(parts))
         for claimed in (2, 4, 4):
             come_again_at = await worker.run_once()
             assert await flow.daemon.fetchval(LEASED) == claimed
         assert come_again_at == float("inf")
-        rung = asyncio.create_task(parts.bells.wait(Work.JOBS, timeout_seconds=LONG_SECONDS))
+        rung = asyncio.create_task(parts.wakeups.inbox(Work.ATTEMPTS).wait(LONG_SECONDS))
         assert not await finished(rung)
         go_on.set()
         await rung

@@ -8,8 +8,7 @@ from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
 from webhookd.core.settings import RoutingSettings, ServicesSettings, Settings
-from webhookd.deliveries.router import Router
-from webhookd.deliveries.routing import Routed
+from webhookd.deliveries.router import Routed, Router
 
 ROUTED = "select not exists (select from webhookd.event_routing_queue where event_id = $1)"
 EMPTY = "select not exists (select from webhookd.event_routing_queue)"
@@ -18,7 +17,7 @@ LONG = ServicesSettings(poll_interval_seconds=3600)
 
 def router_of(parts: Parts) -> Router:
     """A router of this process."""
-    return Router(parts.pool, parts.bells, parts.hints, parts.metrics, parts.current)
+    return Router(parts.context)
 
 
 async def test_a_batch_cut_short_by_its_fan_out_is_followed_at_once(flow: Flow, parts: Parts) -> None:

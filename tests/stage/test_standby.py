@@ -12,8 +12,8 @@ from tests.support.database import Cluster, Database
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 from webhookd.core.errors import DatabaseUnavailable
 from webhookd.db.pool import Pool
-from webhookd.deliveries import events
-from webhookd.deliveries.events import Accepted, NewEvent
+from webhookd.deliveries import ingest as events
+from webhookd.deliveries.ingest import Accepted, NewEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

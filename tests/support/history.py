@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tests.support.database import Cluster, Database
 from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import events, routing, sagas
+from webhookd.deliveries import ingest as events
+from webhookd.deliveries import router as routing
+from webhookd.deliveries import sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

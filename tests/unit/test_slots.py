@@ -2,13 +2,13 @@
 
 import pytest
 
-from webhookd.deliveries.slots import MAX_HELD, MAX_HELD_BY_ONE, Slots
+from webhookd.deliveries.slots import MAX_PAYLOADS, MAX_PAYLOADS_PER_SUBSCRIPTION, Slots
 
 
 def claim(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int = 64) -> int:
     """Take what a claim would get, going round those who want without end; how much that was."""
     room = slots.room(concurrency, of_one)
-    left = {one: max(0, room.limit_of_one - room.busy.get(one, 0)) for one in wanting}
+    left = {one: max(0, room.subscription_limit - room.in_use.get(one, 0)) for one in wanting}
     taken = 0
     while taken < room.wanted and any(left.values()):
         for one in wanting:
@@ -22,7 +22,7 @@ def claim(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int 
 def take(slots: Slots, subscription_id: int, size: int) -> None:
     """One more, with its payload."""
     slots.take(subscription_id)
-    slots.hold(subscription_id, size)
+    slots.hold_payload(subscription_id, size)
 
 
 def fill(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int = 64) -> None:
@@ -33,7 +33,7 @@ def fill(slots: Slots, wanting: list[int], concurrency: int = 200, of_one: int =
 
 def in_flight(slots: Slots) -> dict[int, int]:
     """By subscription."""
-    return slots.room(1_000_000, 1_000_000).busy
+    return slots.room(1_000_000, 1_000_000).in_use
 
 
 def test_one_subscription_gets_its_bound() -> None:
@@ -68,7 +68,7 @@ def test_a_single_slot_is_used() -> None:
     fill(slots, [1, 2], concurrency=1)
     assert in_flight(slots) == {1: 1}
     assert slots.room(1, 64).wanted == 0
-    slots.give_back(1)
+    slots.release(1)
     fill(slots, [2], concurrency=1)
     assert in_flight(slots) == {2: 1}
 
@@ -76,20 +76,20 @@ def test_a_single_slot_is_used() -> None:
 def test_a_subscription_of_large_payloads_is_full_before_its_slots_are() -> None:
     """Others go on."""
     slots = Slots()
-    take(slots, 1, MAX_HELD_BY_ONE - 1)
+    take(slots, 1, MAX_PAYLOADS_PER_SUBSCRIPTION - 1)
     take(slots, 2, 10)
-    assert slots.room(200, 64).busy == {1: 1, 2: 1}
+    assert slots.room(200, 64).in_use == {1: 1, 2: 1}
     take(slots, 1, 1)
-    assert slots.room(200, 64).busy == {1: 64, 2: 1}
-    slots.give_back(1, 1)
-    assert slots.room(200, 64).busy == {1: 1, 2: 1}
+    assert slots.room(200, 64).in_use == {1: 64, 2: 1}
+    slots.release(1, 1)
+    assert slots.room(200, 64).in_use == {1: 1, 2: 1}
 
 
 def test_payloads_of_all_are_bounded_too() -> None:
     """However many slots are free."""
     slots = Slots()
-    take(slots, 1, MAX_HELD)
+    take(slots, 1, MAX_PAYLOADS)
     assert slots.room(1000, 64).wanted == 0
-    slots.give_back(1, MAX_HELD)
+    slots.release(1, MAX_PAYLOADS)
     assert slots.room(1000, 64).wanted == 750
     assert in_flight(slots) == {}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from webhookd.core.states import JobStatus, SagaStatus
+from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.deliveries.explain import HELD, Reason, Saga, State, Unrouted, Why, why_saga, why_unrouted
 
 # In another zone, for the words are in UTC.
@@ -44,8 +44,13 @@ def saga(status: SagaStatus, **facts: Any) -> Saga:
 
 PENDING, RETRY, BUSY = SagaStatus.PENDING, SagaStatus.PENDING_RETRY, SagaStatus.IN_PROGRESS
 FAILED = {"attempt_count": 2, "final_error_code": "HTTP_503"}
-LEASED = {"job_status": JobStatus.LEASED, "worker_id": "host-1", "lease_until": AT, "is_lease_over": False}
-JOB = {"job_status": JobStatus.PENDING}
+LEASED = {
+    "job_status": AttemptStatus.LEASED,
+    "worker_id": "host-1",
+    "lease_until": AT,
+    "is_lease_over": False,
+}
+JOB = {"job_status": AttemptStatus.PENDING}
 
 # The first words, and others that must be there.
 SAGAS: list[tuple[Saga, Reason, str]] = [
@@ -79,11 +84,11 @@ SAGAS: list[tuple[Saga, Reason, str]] = [
         f"was with worker host-1, whose lease ended at {TIME} without a report",
     ),
     (
-        saga(BUSY, job_status=JobStatus.FAILED, finished_at=AT, **FAILED),
+        saga(BUSY, job_status=AttemptStatus.FAILED, finished_at=AT, **FAILED),
         Reason.RESULT_REPORTED,
         f"Attempt 3 of 5 was over at {TIME}",
     ),
-    (saga(BUSY, job_status=JobStatus.COMPLETED, finished_at=AT), Reason.RESULT_REPORTED, "was over at"),
+    (saga(BUSY, job_status=AttemptStatus.COMPLETED, finished_at=AT), Reason.RESULT_REPORTED, "was over at"),
     (
         saga(SagaStatus.COMPLETED, attempt_count=1, finished_at=AT),
         Reason.DELIVERED,

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from webhookd import __version__
-from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 
 # A series more for each counter, and nobody asks when it was made.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class Metrics:
         self.events_accepted = self._counter("events_accepted", "Events stored through this instance's API")
         self.events_routed = self._counter("events_routed", "Events taken from the routing queue")
         self.sagas_routed = self._counter("sagas_routed", "Deliveries made by routing")
-        self.jobs_started = self._counter("jobs_started", "Attempts made for due deliveries")
+        self.attempts_started = self._counter("attempts_started", "Attempts created for due deliveries")
         self.transitions = self._counter("saga_transitions", "Deliveries moved, by where to", "status")
         self.results_refused = self._counter("results_refused", "Results that could not be applied")
         self.attempts = self._counter("delivery_attempts", "Requests, by how they ended", "outcome")
@@ -98,7 +98,7 @@ class Metrics:
             self.transitions.labels(reached.value)
         for verdict in ReportVerdict:
             self.reports.labels(verdict.value)
-        for reset in (JobStatus.PENDING, JobStatus.FAILED):
+        for reset in (AttemptStatus.PENDING, AttemptStatus.FAILED):
             self.lease_resets.labels(reset.value)
         for become in ("recovered", "retry_waiting", "dead_lettered", "promoted", "came_due", "cancelled"):
             self.job_queue_reaped.labels(become)

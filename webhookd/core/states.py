@@ -17,7 +17,7 @@ class SagaStatus(StrEnum):
     DEAD_LETTERED = "DeadLettered"  # its attempts are used up, its dead letter exists; never changes again
 
 
-class JobStatus(StrEnum):
+class AttemptStatus(StrEnum):
     """One attempt of a saga."""
 
     PENDING = "Pending"  # may be leased; also after a reset or a release

@@ -1,4 +1,4 @@
-"""`webhookd serve`: makes the parts, runs them as services, reloads on SIGHUP, drains on SIGTERM."""
+"""`webhookd serve`: creates all parts, runs them as services, reloads on SIGHUP, drains on SIGTERM."""
 
 import gc
 import logging
@@ -11,20 +11,22 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, assert_never
 from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
 
 from webhookd import __version__
+from webhookd.context import Context
 from webhookd.core import log as logs
 from webhookd.core.errors import WebhookdError
 from webhookd.core.metrics import Metrics
+from webhookd.core.settings import Service as SettingsService
 from webhookd.core.settings import Settings
 from webhookd.daemon import concerns, systemd
 from webhookd.daemon.api import Api
-from webhookd.daemon.database import Database, keep, opened
+from webhookd.daemon.database import Database, keep_running, opened
 from webhookd.daemon.monitor import Monitor
 from webhookd.daemon.reload import client_options, restart_needed
 from webhookd.daemon.services import Service, supervise
@@ -33,25 +35,24 @@ from webhookd.db import server_facts as facts
 from webhookd.db.listener import Listener
 from webhookd.db.pool import Pool
 from webhookd.deliveries.applier import Applier
-from webhookd.deliveries.limit_sweeper import Sweeper
+from webhookd.deliveries.limit_sweeper import LimitSweeper
 from webhookd.deliveries.reaper import Reaper
 from webhookd.deliveries.reporter import Reporter
 from webhookd.deliveries.router import Router
 from webhookd.deliveries.starter import Starter
 from webhookd.deliveries.worker import Worker
-from webhookd.hints import Hints
 from webhookd.http.health import Health
 from webhookd.http.server import SHUTDOWN_SHARE, listening_socket, raise_file_limit
 from webhookd.http.site import Site
 from webhookd.jobqueue.keeper import JobKeeper
 from webhookd.outbound.client import GuardedClient
-from webhookd.wakeups import Bells
+from webhookd.wakeups import WakeUps, Work
 
 log = logging.getLogger(__name__)
 
 
 class Sockets(ExitStack):
-    """Where this instance listens: nothing else of it begins unless it can."""
+    """The addresses this instance listens on. They are bound first: without them nothing starts."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -59,14 +60,14 @@ class Sockets(ExitStack):
         self.health = self._listen(settings.api.health_listen)
         names = [listening.getsockname() for listening in (self.api, self.health) if listening]
         self.addresses = frozenset((ip_address(name[0]), int(name[1])) for name in names)
-        self.names = [f"http://{name[0]}:{name[1]}" for name in names]
+        self.urls = [f"http://{name[0]}:{name[1]}" for name in names]
 
     def _listen(self, address: str) -> socket.socket | None:
         return self.enter_context(listening_socket(address)) if address else None
 
 
 class Daemon:
-    """One instance."""
+    """One instance of webhookd."""
 
     def __init__(
         self,
@@ -83,53 +84,40 @@ class Daemon:
         self._load = load
         self._sockets = sockets
         self._database = database
-        self._pool = pool
-        self._bells = Bells()
-        self._hints = Hints()
-        self._metrics = Metrics()
-        self._worker_id = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+        self._context = Context(
+            pool,
+            WakeUps(),
+            Metrics(),
+            settings=lambda: self._settings,
+            worker_id=f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}",
+        )
         self._client = GuardedClient(client_options(settings, sockets.addresses))
-        self._reporter = Reporter(pool, self._bells, self._hints, self._metrics, self._worker_id)
-        self._worker = Worker(
-            pool,
-            self._bells,
-            self._client,
-            self._reporter,
-            self._hints,
-            self._metrics,
-            self._current,
-            worker_id=self._worker_id,
-        )
-        self._sweeper = Sweeper(pool, self._metrics, self._current)
-        self._monitor = Monitor(pool, self._metrics)
-        self._status = Status(
-            self._worker_id,
-            self._current,
-            pool,
-            self._monitor,
-            self._metrics,
-            in_flight=lambda: self._worker.in_flight,
-        )
+        self._reporter = Reporter(self._context)
+        self._worker = Worker(self._context, self._client, self._reporter)
+        self._limit_sweeper = LimitSweeper(self._context)
+        self._monitor = Monitor(self._context)
+        self._status = Status(self._context, self._monitor, in_flight=lambda: self._worker.in_flight)
         self._stopping = anyio.Event()
 
     async def run(self) -> None:
-        """Until told to stop; then drain, and return."""
+        """Run all services until a signal stops them; then drain and return."""
         self._status.services = self._make_services()
-        self._follow_dials()
-        self._metrics.reloaded_at.set(time.time())
+        self._export_client_counters()
+        metrics = self._context.metrics
+        metrics.reloaded_at.set(time.time())
         async with self._client, anyio.create_task_group() as tasks:
             for service in self._status.services:
-                tasks.start_soon(supervise, service, self._metrics, name=service.name)
+                tasks.start_soon(supervise, service, metrics, name=service.name)
             tasks.start_soon(self._serve_signals, name="signals")
             await anyio.lowlevel.checkpoint()
             log.info(
-                "webhookd %s serves %s",
+                "webhookd %s started: %s",
                 __version__,
                 ", ".join(self._started_with.services.enabled),
                 extra={
-                    "listen": ", ".join(self._sockets.names) or None,
+                    "listen": ", ".join(self._sockets.urls) or None,
                     "config": self._config_path and str(self._config_path),
-                    "worker_id": self._worker_id,
+                    "worker_id": self._context.worker_id,
                 },
             )
             self._warn()
@@ -137,80 +125,93 @@ class Daemon:
             await self._stopping.wait()
             self._status.draining = True
             systemd.notify("STOPPING=1")
-            log.info("draining: no more claims, the %d in flight end", self._worker.in_flight)
-            # What is left of the grace is the API's, to end its requests.
+            log.info("draining: no new claims, %d requests in flight", self._worker.in_flight)
+            # The rest of the grace period is for API requests.
             await self._worker.drain(self._settings.services.shutdown_grace_seconds * (1 - SHUTDOWN_SHARE))
             tasks.cancel_scope.cancel()
         log.info("stopped")
 
-    def _current(self) -> Settings:
-        return self._settings
-
     def _warn(self) -> None:
-        """Of what is allowed, and probably not meant."""
+        """Warn about settings that are allowed but probably a mistake."""
         settings = self._settings
         if self._sockets.api and not settings.api.tokens:
-            log.warning("no api.tokens: everybody on this machine may do everything")
+            log.warning("api.tokens is empty: every user of this machine has full access to the API")
         if settings.delivery.local:
-            log.warning("delivery.local: events may be sent to this machine itself; for development alone")
+            log.warning(
+                "delivery.local is on: deliveries to this machine are allowed; use it for development only"
+            )
         if settings.services.shutdown_grace_seconds < settings.delivery.timeout_seconds:
             log.warning(
                 "services.shutdown_grace_seconds is less than delivery.timeout_seconds: "
-                "at a shutdown some requests are cut off, and sent again"
+                "a shutdown may cut off requests, which are then sent again"
             )
         for concern in concerns.of_file(self._config_path):
             log.warning(concern)
 
     def _make_services(self) -> list[Service]:
-        pool, bells, hints, metrics, current = (
-            self._pool,
-            self._bells,
-            self._hints,
-            self._metrics,
-            self._current,
+        context = self._context
+        wakeups, pool = context.wakeups, context.pool
+        health = Health(self._status.unready, self._status.describe, context.metrics.registry)
+        listener = Listener(
+            self._database.dsn,
+            pool,
+            [work.value for work in Work],
+            on_listening=wakeups.wake_all,
+            on_notify=lambda channel: wakeups.received(Work(channel)),
         )
-        health = Health(self._status.unready, self._status.describe, metrics.registry)
-        chosen = {
-            "routing": [Service("routing", Router(pool, bells, hints, metrics, current).run)],
-            "orchestration": [
-                Service("orchestration", Starter(pool, bells, hints, metrics, current).run),
-                Service("results", Applier(pool, bells, hints, metrics, current).run),
-                Service("sweeps", self._sweeper.run),
-            ],
-            "delivery": [Service("delivery", self._worker.run), Service("reports", self._reporter.run)],
-            "reaper": [Service("reaper", Reaper(pool, bells, metrics, current).run)],
-            "jobs": [Service("jobs", JobKeeper(pool, bells, metrics, current).run)],
-        }
         services = [
-            Service("listener", Listener(self._database.dsn, pool, bells).run),
-            Service("announcer", lambda: bells.announce(pool)),
+            Service("listener", listener.run),
+            Service("notifier", lambda: wakeups.run_notifier(pool)),
             Service("monitor", self._monitor.run),
         ]
         if embedded := self._database.embedded:
-            services.append(Service("embedded", lambda: keep(embedded)))
+            services.append(Service("embedded", lambda: keep_running(embedded)))
         if systemd.watchdog_interval_seconds():
             services.append(Service("watchdog", systemd.watchdog))
         if self._sockets.api:
-            api = Api(self._sockets.api, current, pool, bells, hints, self._client, metrics, health)
-            services.append(Service("api", api.run))
+            services.append(Service("api", Api(context, self._sockets.api, self._client, health).run))
         if self._sockets.health:
-            services.append(Service("health", Site(self._sockets.health, current, health.routes()).run))
+            site = Site(self._sockets.health, context.settings, health.routes())
+            services.append(Service("health", site.run))
         for name in self._started_with.services.enabled:
-            services += chosen.get(name, [])
+            services += self._services_of(name)
         return services
 
-    def _follow_dials(self) -> None:
-        counters = self._client.counters
-        self._metrics.follow("dials", "Connections made to endpoints", lambda: counters.dials)
-        self._metrics.follow("dials_blocked", "Addresses refused before a dial", lambda: counters.blocked)
-        self._metrics.follow(
+    def _services_of(self, name: SettingsService) -> list[Service]:
+        """Return the services behind one name of `services.enabled`."""
+        context = self._context
+        match name:
+            case "routing":
+                return [Service("routing", Router(context).run)]
+            case "orchestration":
+                return [
+                    Service("orchestration", Starter(context).run),
+                    Service("results", Applier(context).run),
+                    Service("limit_sweeper", self._limit_sweeper.run),
+                ]
+            case "delivery":
+                return [Service("delivery", self._worker.run), Service("reports", self._reporter.run)]
+            case "reaper":
+                return [Service("reaper", Reaper(context).run)]
+            case "jobs":
+                return [Service("jobs", JobKeeper(context).run)]
+            case "api":  # started with its socket
+                return []
+            case never:
+                assert_never(never)
+
+    def _export_client_counters(self) -> None:
+        counters, follow = self._client.counters, self._context.metrics.follow
+        follow("dials", "Connections opened to endpoints", lambda: counters.dials)
+        follow("dials_blocked", "Addresses blocked before a connection was opened", lambda: counters.blocked)
+        follow(
             "dns_mixed_answers",
-            "Names with allowed and refused addresses",
+            "DNS answers with both allowed and blocked addresses",
             lambda: counters.dns_mixed_answers,
         )
 
     async def _serve_signals(self) -> None:
-        """SIGHUP reloads; the first SIGTERM or SIGINT stops in order, a second one at once."""
+        """Reload on SIGHUP, drain on the first SIGTERM or SIGINT, exit at once on the second."""
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for received in signals:
                 if received == signal.SIGHUP:
@@ -222,8 +223,9 @@ class Daemon:
                     self._stopping.set()
 
     def _reload(self) -> None:
-        """Read, validate, build what can fail; then swap. A bad file changes a log line and a metric."""
+        """Read, validate and build everything that can fail; then swap. A bad file changes nothing."""
         systemd.reloading()
+        metrics = self._context.metrics
         reloads = Reloads(restart_needed=self._status.reloads.restart_needed)
         try:
             new = self._load()
@@ -231,26 +233,26 @@ class Daemon:
         except Exception as error:
             reloads.successful, reloads.error = False, str(error)
             ours = isinstance(error, WebhookdError)
-            log.error(  # noqa: TRY400  what the user wrote needs no traceback
-                "the configuration was not reloaded: %s", error, exc_info=None if ours else error
+            log.error(  # noqa: TRY400  a mistake in the file needs no traceback
+                "configuration not reloaded: %s", error, exc_info=None if ours else error
             )
         else:
             old, self._settings = self._settings, new
             self._client.reconfigure(options)
             logs.configure(new.log.level, new.log.format)
-            log.info("the configuration was reloaded", extra={"config": str(self._config_path)})
+            log.info("configuration reloaded", extra={"config": str(self._config_path)})
             self._warn()
             reloads.restart_needed = restart_needed(self._started_with, new)
             for key in reloads.restart_needed:
-                log.warning("%s changed: it takes effect at the next start", key)
-            self._bells.ring_all_here()
+                log.warning("%s changed; restart webhookd to apply it", key)
+            self._context.wakeups.wake_all()
             if new.retry.max_attempts < old.retry.max_attempts:
-                self._sweeper.limit_lowered()
+                self._limit_sweeper.request()
         self._status.reloads = reloads
-        self._metrics.reloads.labels("done" if reloads.successful else "refused").inc()
-        self._metrics.reload_succeeded.set(reloads.successful)
-        self._metrics.restart_needed.set(len(reloads.restart_needed))
-        self._metrics.reloaded_at.set(reloads.last_at.timestamp())
+        metrics.reloads.labels("done" if reloads.successful else "refused").inc()
+        metrics.reload_succeeded.set(reloads.successful)
+        metrics.restart_needed.set(len(reloads.restart_needed))
+        metrics.reloaded_at.set(reloads.last_at.timestamp())
         systemd.notify("READY=1")
 
 
@@ -264,15 +266,15 @@ async def _serve(
             daemon = Daemon(settings, load, config_path, sockets, database, pool)
             for concern in found:
                 log.warning(concern)
-            _spare_the_collector()
+            _tune_garbage_collector()
             await daemon.run()
 
 
-def _spare_the_collector() -> None:
-    """Look for cycles more rarely, and not among what stays: modules, routes, services.
+def _tune_garbage_collector() -> None:
+    """Collect cycles less often, and exclude long-lived objects such as modules, routes and services.
 
-    A request makes a few hundred objects and hardly a cycle. By the defaults the search for them took a tenth
-    of the CPU time of a loop that does nothing but POST; what it finds later is a few megabytes at most.
+    A request creates a few hundred objects and hardly any cycle. With the defaults, collection took a tenth
+    of the CPU time of a loop that only sends POSTs. What is collected later is a few megabytes at most.
     """
     gc.collect()
     gc.freeze()
@@ -280,18 +282,18 @@ def _spare_the_collector() -> None:
 
 
 def serve(settings: Settings, load: Callable[[], Settings], config_path: Path | None) -> None:
-    """Run an instance until it is told to stop."""
-    # Until somebody serves it: a reload that comes while this starts must not end it.
+    """Run an instance until a signal stops it."""
+    # A SIGHUP during the start must not end the process; the daemon handles it later.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_file_limit()
     logs.configure(settings.log.level, settings.log.format)
-    # Until the daemon has its own way with signals: a server that was just started is stopped again.
+    # Until the daemon handles signals itself: exit normally, so that an embedded server is stopped again.
     signal.signal(signal.SIGTERM, _end)
     with opened(settings) as database:
         try:
             anyio.run(_serve, settings, load, config_path, database, backend_options={"use_uvloop": True})
         finally:
-            # The embedded server is still to be stopped: a terminal that closes now must not end that.
+            # The embedded server still has to stop: a terminal that closes now must not interrupt that.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 

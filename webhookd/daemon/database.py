@@ -1,4 +1,4 @@
-"""The database of an instance: that of a DSN, or the embedded one, which runs as long as it is used."""
+"""The database of an instance: the configured one, or the embedded server, which runs while it is in use."""
 
 import asyncio
 import logging
@@ -19,14 +19,14 @@ KEEP_INTERVAL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Database:
-    """How to log in: to run, and to migrate."""
+    """Connection strings of an instance: to run, and to migrate."""
 
     dsn: str
     migrating_dsn: str
     embedded: EmbeddedServer | None = None
 
     async def fit(self, *, may_migrate: bool) -> None:
-        """Bring the schema up to date and tell, or refuse it with the command to run."""
+        """Migrate the schema if allowed; otherwise refuse an outdated one and name the command to run."""
         pending = await migrations.check(self.migrating_dsn)
         missing = ", ".join(pending.describe())
         if pending and not may_migrate:
@@ -37,29 +37,29 @@ class Database:
             await migrations.migrate(self.migrating_dsn)
         if server := self.embedded:
             log.info(
-                "PostgreSQL %s runs in %s",
+                "embedded PostgreSQL %s is running in %s",
                 server.version,
                 server.folder,
                 extra={
-                    "joined": None if server.started else "it ran already",
+                    "joined": None if server.started else "already running",
                     "migrated": missing or None,
                     "look_inside": f"psql '{server.admin_dsn}'",
                 },
             )
         elif pending:
-            log.info("the database was migrated", extra={"migrated": missing})
+            log.info("database migrated", extra={"migrated": missing})
 
 
-async def keep(server: EmbeddedServer) -> None:
-    """See that the embedded server runs. A supervised service."""
+async def keep_running(server: EmbeddedServer) -> None:
+    """Restart the embedded server if it stops. A supervised service."""
     loop = asyncio.get_running_loop()
     while True:
         kept = loop.run_in_executor(None, server.keep)
         try:
             await asyncio.shield(kept)
         except asyncio.CancelledError:
-            # Its thread is waited for, a server must not be started behind the back of who stops it; but not
-            # for a recovery that may take minutes.
+            # Wait for the thread, or it could start a server that the shutdown has just stopped.
+            # end_keeping() keeps that wait short: a recovery may take minutes.
             server.end_keeping()
             await asyncio.wait([kept])
             raise
@@ -68,7 +68,7 @@ async def keep(server: EmbeddedServer) -> None:
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Database]:
-    """The database that the settings mean, for the length of the block."""
+    """Open the configured database for the length of the block."""
     dsn = settings.database.dsn
     if dsn:
         yield Database(dsn, dsn)

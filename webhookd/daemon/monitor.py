@@ -1,28 +1,28 @@
-"""The monitor: looks every few seconds at what waits, for the gauges and for /status. Changes nothing."""
+"""The monitor: measures backlogs and failing endpoints every few seconds, for metrics and /status."""
 
 import asyncio
 from datetime import datetime
 from typing import NamedTuple
 
-from webhookd.core.metrics import Metrics
-from webhookd.db.pool import Pool
+from webhookd.context import Context
 from webhookd.deliveries import backlog, reads
 from webhookd.deliveries.backlog import FailingEndpoint, Waiting
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue.types import Health
 
 INTERVAL_SECONDS = 5.0
-# A count costs the same for every backlog beyond this: enough to see that a stage does not keep up.
+# Counts stop here, so that they cost the same for every larger backlog. It is enough to see a stage fall
+# behind.
 COUNTED_UP_TO = 10_000
 FAILING_SHOWN = 20
-# Dead rows in front, under a transaction that somebody holds open, make looking dear: then it is done rarer,
-# and given up before the pool would take it for a server that does not answer.
-REST = 20
+# Dead rows that an open transaction keeps make the counts slow. Then they run less often, and give up before
+# the pool would take the server for unavailable.
+REST_FACTOR = 20
 TIMEOUT_SECONDS = 5.0
 
 
-class Seen(NamedTuple):
-    """What the last look saw."""
+class Snapshot(NamedTuple):
+    """The last measurement."""
 
     seen_at: datetime
     stages: list[Waiting]
@@ -32,15 +32,15 @@ class Seen(NamedTuple):
 
 
 class Monitor:
-    """Looks until it is cancelled; `seen` is None as long as the database does not answer."""
+    """Measures until it is cancelled; `snapshot` is None while the database does not answer."""
 
-    def __init__(self, pool: Pool, metrics: Metrics) -> None:
-        self._pool = pool
-        self._metrics = metrics
-        self.seen: Seen | None = None
+    def __init__(self, context: Context) -> None:
+        self._pool = context.pool
+        self._metrics = context.metrics
+        self.snapshot: Snapshot | None = None
 
     async def run(self) -> None:
-        """Look, and rest for a while that follows from how long it took."""
+        """Measure, then rest; longer if the measurement was slow."""
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -49,10 +49,10 @@ class Monitor:
             except BaseException:
                 self._forget()
                 raise
-            await asyncio.sleep(max(INTERVAL_SECONDS, REST * (loop.time() - started)))
+            await asyncio.sleep(max(INTERVAL_SECONDS, REST_FACTOR * (loop.time() - started)))
 
     async def run_once(self) -> int:
-        """One look; how many stages it saw."""
+        """Measure once; returns the number of stages."""
         async with self._pool.connection() as connection:
             try:
                 async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -62,7 +62,7 @@ class Monitor:
                     job_queue = await job_substrate.health(connection)
                     seen_at = await reads.database_time(connection)
             except TimeoutError:
-                # Caught here: a look that is dear is no sign of a server that is away.
+                # Not passed on: slow counts do not mean that the server is unavailable.
                 self._forget()
                 return 0
         for stage in stages:
@@ -81,10 +81,10 @@ class Monitor:
                 "job_queue_oldest_queued_age_seconds": job_queue.oldest_queued_age_s,
             }
         )
-        self.seen = Seen(seen_at, stages, failing, dead_letters, job_queue)
+        self.snapshot = Snapshot(seen_at, stages, failing, dead_letters, job_queue)
         return len(stages)
 
     def _forget(self) -> None:
-        """An old number looks like a true one."""
-        self.seen = None
+        """Show nothing rather than an old number."""
+        self.snapshot = None
         self._metrics.forget_backlog()

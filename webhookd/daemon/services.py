@@ -1,4 +1,4 @@
-"""A service is a coroutine that should run for ever. One that fails is begun anew, alone, after a delay."""
+"""Supervision: a service is a coroutine that runs forever. If it fails, it alone restarts, after a delay."""
 
 import asyncio
 import logging
@@ -13,12 +13,13 @@ from webhookd.core.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# Short, so that the database's return is used within seconds; random, so that not all come back at once.
+# Short, so that services resume within seconds of the database; random, so that they do not all reconnect at
+# once.
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 3.0
-# One that was begun anew counts as running when it has lasted so long: it may fail at its first step again.
+# A restarted service counts as running after this time: it may fail in its first step again.
 PROBATION_SECONDS = 1.0
-# After a run as long as this a failure is the first again, not the next of all since the daemon's start.
+# After a run of this length the next failure starts again with the shortest delay.
 GOOD_RUN_SECONDS = 30.0
 
 State = Literal["running", "failing", "ended"]
@@ -26,7 +27,7 @@ State = Literal["running", "failing", "ended"]
 
 @dataclass
 class Service:
-    """A service and how it does, as /status shows it."""
+    """A service and its state, as shown in /status."""
 
     name: str
     run: Callable[[], Awaitable[None]] = field(repr=False)
@@ -40,7 +41,7 @@ class Service:
 
 
 async def supervise(service: Service, metrics: Metrics) -> None:
-    """Run the service until it ends by itself. Cancellation passes through."""
+    """Run the service until it returns. Cancellation passes through."""
     up = metrics.service_up.labels(service.name)
     restarts = metrics.service_restarts.labels(service.name)
 
@@ -55,12 +56,12 @@ async def supervise(service: Service, metrics: Metrics) -> None:
         service.restarts += 1
         restarts.inc()
         if isinstance(error, DatabaseBusy):
-            log.warning("%s waited too long for another's lock, and is begun anew: %s", service.name, error)
+            log.warning("%s: lock timeout; restarting: %s", service.name, error)
         elif isinstance(error, DatabaseUnavailable):
-            # The pool says once that it is away, and once that it is back.
-            log.debug("%s waits for the database: %s", service.name, error)
+            # The pool logs once that the database is unavailable, and once that it is back.
+            log.debug("%s is waiting for the database: %s", service.name, error)
         else:
-            log.error("%s failed and is begun anew", service.name, exc_info=error)
+            log.error("%s failed; restarting", service.name, exc_info=error)
 
     enter("running")
     async for attempt in AsyncRetrying(

@@ -6,10 +6,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from webhookd import __version__
-from webhookd.core.metrics import Metrics
-from webhookd.core.settings import Settings
-from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor, Seen
-from webhookd.db.pool import Pool
+from webhookd.context import Context
+from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor, Snapshot
 from webhookd.http import health_responses
 
 if TYPE_CHECKING:
@@ -29,46 +27,36 @@ class Reloads:
 class Status:
     """Gathers it; asks nobody, so that it answers whatever else does not."""
 
-    def __init__(
-        self,
-        worker_id: str,
-        settings: Callable[[], Settings],
-        pool: Pool,
-        monitor: Monitor,
-        metrics: Metrics,
-        in_flight: Callable[[], int],
-    ) -> None:
-        self._worker_id = worker_id
-        self._settings = settings
-        self._pool = pool
+    def __init__(self, context: Context, monitor: Monitor, in_flight: Callable[[], int]) -> None:
+        self._context = context
         self._monitor = monitor
         self._in_flight = in_flight
         self._started_at = datetime.now(UTC)
         self.services: list[Service] = []
         self.reloads = Reloads()
         self.draining = False
-        metrics.database_up.set_function(lambda: self._pool.available)
+        context.metrics.database_up.set_function(lambda: context.pool.available)
 
     def unready(self) -> list[str]:
         """Why work sent here may not be done now. Nothing: the database answers, and every service runs."""
         return (
             ["it is draining"] * self.draining
-            + ["the database does not answer"] * (not self._pool.available)
+            + ["the database does not answer"] * (not self._context.pool.available)
             + [f"{service.name} is failing" for service in self.services if not service.healthy]
         )
 
     def describe(self) -> health_responses.Status:
         """All of it, for /status."""
-        seen = self._monitor.seen
-        settings = self._settings()
+        seen = self._monitor.snapshot
+        settings = self._context.settings()
         return {
             "version": __version__,
-            "worker_id": self._worker_id,
+            "worker_id": self._context.worker_id,
             "started_at": self._started_at,
             "ready": not self.unready(),
             "unready_because": self.unready(),
             "draining": self.draining,
-            "database": {"available": self._pool.available},
+            "database": {"available": self._context.pool.available},
             "in_flight": {
                 "requests": self._in_flight(),
                 "concurrency": settings.delivery.concurrency,
@@ -110,7 +98,7 @@ class Status:
         }
 
 
-def _backlog(seen: Seen) -> health_responses.Backlog:
+def _backlog(seen: Snapshot) -> health_responses.Backlog:
     return {
         "seen_at": seen.seen_at,
         "counted_up_to": COUNTED_UP_TO,
@@ -121,7 +109,7 @@ def _backlog(seen: Seen) -> health_responses.Backlog:
     }
 
 
-def _job_queue(seen: Seen) -> health_responses.JobQueue:
+def _job_queue(seen: Snapshot) -> health_responses.JobQueue:
     queue = seen.job_queue
     return {
         "enabled": queue.enabled,

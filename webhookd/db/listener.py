@@ -1,59 +1,69 @@
-"""Hears other processes' wake-ups, on a connection of its own.
+"""Listens for NOTIFY from other processes, on a connection of its own.
 
-A connection that is cut off hears nothing and says nothing: so it is asked, every few seconds and with a
-deadline, whether it still listens. Where LISTEN does not work (behind PgBouncer in transaction mode) the
-daemon lives on polling alone, and this says so once.
+A connection that is cut off receives nothing and reports nothing. So it is checked every few seconds, with a
+timeout, whether it still listens. Where LISTEN does not work (behind PgBouncer in transaction mode) the
+daemon relies on polling, and logs that once.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection
 
 from webhookd.core.errors import DatabaseUnavailable
 from webhookd.db.connection import Connection, connected
 from webhookd.db.errors import translated
 from webhookd.db.pool import Pool
-from webhookd.wakeups import Bells, Work
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_SECONDS = 3.0
 HEARTBEAT_TIMEOUT_SECONDS = 3.0
-# Behind a pooler LISTEN is forgotten with its transaction: looked for again now and then, not at every beat.
-DEAF_INTERVAL_SECONDS = 60.0
+# Behind a pooler, LISTEN ends with its transaction: try again now and then, not at every heartbeat.
+NO_LISTEN_INTERVAL_SECONDS = 60.0
 
 
 class Listener:
-    """Listens until it is cancelled."""
+    """Listens on some channels until it is cancelled."""
 
-    def __init__(self, dsn: str, pool: Pool, bells: Bells) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        pool: Pool,
+        channels: Collection[str],
+        *,
+        on_listening: Callable[[], None],
+        on_notify: Callable[[str], None],
+    ) -> None:
         self._dsn = dsn
         self._pool = pool
-        self._bells = bells
-        self._deaf_said = False
+        self._channels = channels
+        self._on_listening = on_listening
+        self._on_notify = on_notify
+        self._has_warned = False
 
     async def run(self) -> None:
-        """Listen; a lost connection ends this with an error, and the supervisor begins it anew."""
+        """Listen; a lost connection raises, and the supervisor restarts this service."""
         while True:
             try:
                 await self._listen()
             except DatabaseUnavailable as error:
-                # Its heartbeat notices a stalled server before a use of the pool has run into its timeout.
+                # The heartbeat notices a stalled server before a call through the pool runs into its timeout.
                 self._pool.lost(error)
                 raise
-            if not self._deaf_said:
-                self._deaf_said = True
-                log.warning("LISTEN has no effect here: a pooler? Wake-ups come by polling alone")
-            await asyncio.sleep(DEAF_INTERVAL_SECONDS)
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("LISTEN has no effect on this connection (is it pooled?): relying on polling")
+            await asyncio.sleep(NO_LISTEN_INTERVAL_SECONDS)
 
     async def _listen(self) -> None:
-        """Until the connection is lost, or turns out to be deaf."""
+        """Listen until the connection is lost, or turns out not to listen."""
         async with connected(self._dsn) as connection:
             async with asyncio.timeout(HEARTBEAT_TIMEOUT_SECONDS):
-                for work in Work:
-                    await connection.add_listener(work.value, self._heard)
-            # What was rung while nobody listened is looked for, now that somebody does.
-            self._bells.ring_all_here()
-            while await self._still_listens(connection):  # noqa: ASYNC110  it is the server that is asked
+                for channel in self._channels:
+                    await connection.add_listener(channel, self._notified)
+            # Notifications sent before this point were missed.
+            self._on_listening()
+            while await self._still_listens(connection):  # noqa: ASYNC110  the server is polled, not a variable
                 await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
 
     async def _still_listens(self, connection: Connection) -> bool:
@@ -65,9 +75,9 @@ class Listener:
                 )
             except TimeoutError as error:
                 raise DatabaseUnavailable("the listener's connection does not answer") from error
-        return set(channels) >= {work.value for work in Work}
+        return set(channels) >= set(self._channels)
 
-    def _heard(self, _: object, process_id: int, channel: str, __: object) -> None:
-        # Our own wake-ups were rung in memory.
+    def _notified(self, _: object, process_id: int, channel: str, __: object) -> None:
+        # Wake-ups from this process were delivered through memory.
         if not self._pool.has_process(process_id):
-            self._bells.hear(Work(channel))
+            self._on_notify(channel)

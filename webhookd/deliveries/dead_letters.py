@@ -1,4 +1,4 @@
-"""Requeueing: calls schema/functions/deadletters.sql."""
+"""Requeues dead letters. Calls schema/deliveries/dead_letters.sql."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from webhookd.db.connection import Connection, fetch_one
 
 
 class Requeued(NamedTuple):
-    """The one saga a dead letter gives; `created` is false when it was there already."""
+    """The delivery that a dead letter was requeued as; `created` is false if it existed already."""
 
     saga_id: int
     subscription_id: int
@@ -15,7 +15,7 @@ class Requeued(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which dead letters; None means any."""
+    """Selects dead letters; None matches all."""
 
     subscription_id: int | None = None
     error_code: str | None = None
@@ -34,7 +34,7 @@ class RequeuedMany(NamedTuple):
 
 
 async def requeue(connection: Connection, dead_letter_id: int) -> Requeued:
-    """Make the new saga of a dead letter, once."""
+    """Create the new delivery of a dead letter, at most once."""
     row = await fetch_one(connection, "select * from webhookd.requeue_dead_letter($1)", dead_letter_id)
     return Requeued(*row)
 
@@ -42,7 +42,7 @@ async def requeue(connection: Connection, dead_letter_id: int) -> Requeued:
 async def requeue_many(
     connection: Connection, which: Filter, after_id: int, batch_size: int, *, dry_run: bool
 ) -> RequeuedMany:
-    """One keyset batch; go on with `last_id` until `matched` is less than the batch."""
+    """Requeue one keyset batch; continue after `last_id` until `matched` is less than the batch size."""
     row = await fetch_one(
         connection,
         "select * from webhookd.requeue_dead_letters($1, $2, $3, $4, $5, $6, $7)",

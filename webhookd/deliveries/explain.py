@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import NamedTuple, assert_never
 
-from webhookd.core.states import JobStatus, SagaStatus
+from webhookd.core.states import AttemptStatus, SagaStatus
 
 NOT_ROUTED = "not_routed"
 
@@ -81,7 +81,7 @@ class Saga(NamedTuple):
     next_attempt_at: datetime
     is_due: bool
     final_error_code: str | None
-    job_status: JobStatus | None
+    job_status: AttemptStatus | None
     worker_id: str | None
     lease_until: datetime | None
     is_lease_over: bool | None
@@ -179,7 +179,7 @@ def _why_waiting(facts: Saga) -> Why:
 def _why_in_progress(facts: Saga) -> Why:
     attempt = f"Attempt {_next_attempt(facts)}"
     match facts.job_status:
-        case JobStatus.LEASED if facts.lease_until is not None:
+        case AttemptStatus.LEASED if facts.lease_until is not None:
             lease = f"worker {facts.worker_id}, whose lease"
             if facts.is_lease_over:
                 return Why(
@@ -188,7 +188,7 @@ def _why_in_progress(facts: Saga) -> Why:
                     "it is about to be given to another.",
                 )
             return Why(Reason.IN_FLIGHT, f"{attempt} is with {lease} lasts until {_time(facts.lease_until)}.")
-        case JobStatus.COMPLETED | JobStatus.FAILED if facts.finished_at is not None:
+        case AttemptStatus.COMPLETED | AttemptStatus.FAILED if facts.finished_at is not None:
             return Why(
                 Reason.RESULT_REPORTED,
                 f"{attempt} was over at {_time(facts.finished_at)}; its result is about to be applied.",

@@ -1,6 +1,6 @@
 """Why: the facts of an event's deliveries, in one snapshot, and the words that model/why.py has for them."""
 
-from webhookd.core.states import JobStatus, SagaStatus
+from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.db.connection import Connection, fetch_one
 from webhookd.db.paging import Row
 from webhookd.deliveries.explain import (
@@ -164,7 +164,7 @@ def _why(facts: Row, limits: Limits) -> Why:
             status=SagaStatus(facts["status"]),
             subscription=State(facts["active"], facts["verified"]),
             attempt_limit=facts["max_attempts"] or limits.max_attempts,
-            job_status=None if job_status is None else JobStatus(job_status),
+            job_status=None if job_status is None else AttemptStatus(job_status),
             **{name: facts[name] for name in _SAME_NAMES},
         )
     )

@@ -1,14 +1,11 @@
-"""The reaper: takes back lost leases every few seconds. Rings JOBS, and RESULTS for those it gave up."""
+"""The reaper: resets expired leases every few seconds. Wakes ATTEMPTS, or RESULTS if it gave one up."""
 
 import logging
-from collections.abc import Callable
 
-from webhookd.core.metrics import Metrics
-from webhookd.core.settings import Settings
-from webhookd.core.states import JobStatus
-from webhookd.db.pool import Pool
-from webhookd.deliveries import attempts as jobs
-from webhookd.wakeups import Bells, Work
+from webhookd.context import Context
+from webhookd.core.states import AttemptStatus
+from webhookd.deliveries import attempts
+from webhookd.wakeups import Work
 
 log = logging.getLogger(__name__)
 
@@ -16,28 +13,26 @@ BATCH_SIZE = 500
 
 
 class Reaper:
-    """Reaps until it is cancelled."""
+    """Resets expired leases until it is cancelled."""
 
-    def __init__(self, pool: Pool, bells: Bells, metrics: Metrics, settings: Callable[[], Settings]) -> None:
-        self._pool = pool
-        self._bells = bells
-        self._metrics = metrics
-        self._settings = settings
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._inbox = context.wakeups.inbox(Work.LEASES)
 
     async def run(self) -> None:
-        """Reap, again at once while there is more, then after the interval."""
+        """Run batch after batch while there is more, then wait for the interval."""
         while True:
             if await self.run_once() < BATCH_SIZE:
-                await self._bells.wait(Work.LEASES, timeout_seconds=self._settings().reaper.interval_seconds)
+                await self._inbox.wait(self._context.settings().reaper.interval_seconds)
 
     async def run_once(self) -> int:
-        """One batch; how many leases were taken back."""
-        async with self._pool.connection() as connection:
-            resets = await jobs.reset_expired(
-                connection, BATCH_SIZE, self._settings().reaper.max_lease_resets
+        """Reset one batch of expired leases; returns how many."""
+        async with self._context.pool.connection() as connection:
+            resets = await attempts.reset_expired(
+                connection, BATCH_SIZE, self._context.settings().reaper.max_lease_resets
             )
         for reset in resets:
-            self._metrics.lease_resets.labels(reset.status.value).inc()
+            self._context.metrics.lease_resets.labels(reset.status.value).inc()
             log.warning(
                 "lease expired",
                 extra={
@@ -50,8 +45,8 @@ class Reaper:
                 },
             )
         statuses = {reset.status for reset in resets}
-        if JobStatus.PENDING in statuses:
-            self._bells.ring(Work.JOBS)
-        if JobStatus.FAILED in statuses:
-            self._bells.ring(Work.RESULTS)
+        if AttemptStatus.PENDING in statuses:
+            self._context.wakeups.wake(Work.ATTEMPTS, search=True, cluster=True)
+        if AttemptStatus.FAILED in statuses:
+            self._context.wakeups.wake(Work.RESULTS, search=True, cluster=True)
         return len(resets)

@@ -1,7 +1,7 @@
-"""Reports in batches: whatever came together while the last report was under way, and in a rest after it.
+"""Reports outcomes to the database in batches: all that finished since the last report started.
 
-Takes outcomes; rings RESULTS, and tells the orchestrator which. A report that fails is kept and tried again:
-the token makes a second one harmless.
+Wakes RESULTS with the reported attempts. A report that fails is repeated; the lease token makes that
+harmless.
 """
 
 import asyncio
@@ -10,15 +10,13 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
+from webhookd.context import Context
 from webhookd.core.errors import DatabaseFault, Refused, WebhookdError
-from webhookd.core.metrics import Metrics
 from webhookd.core.states import ReportVerdict
-from webhookd.db.pool import Pool
-from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import attempts
 from webhookd.deliveries.attempts import Lease, Report
-from webhookd.hints import Hints
-from webhookd.pacing import rest_seconds
-from webhookd.wakeups import Bells, Work
+from webhookd.deliveries.pacing import rest_seconds
+from webhookd.wakeups import Work
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ MAX_BATCH = 500
 
 
 class Finished(NamedTuple):
-    """A lease and what is to be said of it."""
+    """A lease and the report of its outcome."""
 
     lease: Lease
     report: Report
@@ -34,112 +32,108 @@ class Finished(NamedTuple):
 
 
 class Reporter:
-    """Reports until it is cancelled; `drained` when nothing is left to report."""
+    """Reports until it is cancelled. `drained` waits until nothing is left to report."""
 
-    def __init__(self, pool: Pool, bells: Bells, hints: Hints, metrics: Metrics, worker_id: str) -> None:
-        self._worker_id = worker_id
-        self._pool = pool
-        self._bells = bells
-        self._hints = hints
-        self._metrics = metrics
-        self._waiting: dict[int, Finished] = {}  # by job
-        self._something: Final = asyncio.Event()
-        self._nothing: Final = asyncio.Event()
-        self._nothing.set()
-        self._hurry: Final = asyncio.Event()
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiting: dict[int, Finished] = {}  # by job id
+        self._has_reports: Final = asyncio.Event()
+        self._is_empty: Final = asyncio.Event()
+        self._is_empty.set()
+        self._draining: Final = asyncio.Event()
 
     def put(self, finished: Finished) -> None:
-        """Report this with the next batch. The worker claims no more while too many wait.
+        """Add a report to the next batch. The worker stops claiming while too many wait.
 
-        In place of what an earlier lease of the job left here: when reports fail for longer than a lease, the
-        reaper takes the job back, and this worker may get it again. The earlier token is stale by then.
+        It replaces the report of an earlier lease of the same job: if reports fail for longer than a lease
+        lasts, the reaper resets the job and this worker may get it again. The earlier token is stale by then.
         """
         self._waiting[finished.lease.job_id] = finished
-        self._nothing.clear()
-        self._something.set()
+        self._is_empty.clear()
+        self._has_reports.set()
 
     @property
     def waiting(self) -> int:
-        """How many have not been reported yet."""
         return len(self._waiting)
 
     async def drained(self) -> None:
-        """Until everything that was put is reported, without any further rest: the time is short."""
-        self._hurry.set()
-        await self._nothing.wait()
+        """Wait until everything is reported, without further rests: a shutdown is short of time."""
+        self._draining.set()
+        await self._is_empty.wait()
 
     async def run(self) -> None:
-        """Report what there is, for ever."""
+        """Report batch after batch, forever."""
         loop = asyncio.get_running_loop()
         while True:
-            await self._something.wait()
+            await self._has_reports.wait()
             batch = list(islice(self._waiting.values(), MAX_BATCH))
             began = loop.time()
             await self._report_all(batch)
             took_seconds = loop.time() - began
             for finished in batch:
-                # Not what a later lease has put in its place meanwhile.
+                # Keep the report of a later lease that replaced this one meanwhile.
                 if self._waiting[finished.lease.job_id] is finished:
                     del self._waiting[finished.lease.job_id]
-            # A worker that waits for reports to go out may claim again.
-            self._bells.ring_here(Work.JOBS, hinted=True)
+            # The worker may be waiting for reports to be sent before it claims again.
+            self._context.wakeups.wake(Work.ATTEMPTS)
             if not self._waiting:
-                self._something.clear()
-                self._nothing.set()
-            seconds = 0.0 if self._hints.is_short_of_room else rest_seconds(len(batch), took_seconds)
+                self._has_reports.clear()
+                self._is_empty.set()
+            urgent = self._context.wakeups.results_are_urgent
+            seconds = 0.0 if urgent else rest_seconds(len(batch), took_seconds)
             if seconds:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
-                        await self._hurry.wait()
+                        await self._draining.wait()
 
     async def _report_all(self, batch: list[Finished]) -> None:
-        """One that the database cannot store, which should not exist, must not hold up the others.
+        """Report a batch; if the database rejects it, report one by one and drop those that cannot be stored.
 
-        It is known by the others: where none can be stored the fault is not theirs, and all are tried again.
+        If it rejects every single report, the reports are not at fault, and all are tried again.
         """
         try:
             await self.report(batch)
         except (DatabaseFault, Refused):
-            refused = await self._report_each(batch)
-            if len(refused) == len(batch):
+            rejected = await self._report_each(batch)
+            if len(rejected) == len(batch):
                 raise
-            # Once more: some may have been tried before a fault of the database's passed.
-            for finished, error in await self._report_each([finished for finished, _ in refused]):
-                self._metrics.reports.labels("unstorable").inc()
+            # Once more: some may have been tried before a fault of the database passed.
+            for finished, error in await self._report_each([finished for finished, _ in rejected]):
+                self._context.metrics.reports.labels("unstorable").inc()
                 log.exception(
-                    "a report cannot be stored: its lease will expire",
+                    "a report cannot be stored, its lease will expire",
                     exc_info=error,
                     extra=self._fields(finished),
                 )
 
     async def _report_each(self, batch: list[Finished]) -> list[tuple[Finished, WebhookdError]]:
-        """One by one; those that were refused, and why."""
-        refused: list[tuple[Finished, WebhookdError]] = []
+        """Report one by one; returns the rejected reports and the errors."""
+        rejected: list[tuple[Finished, WebhookdError]] = []
         for finished in batch:
             try:
                 await self.report([finished])
             except (DatabaseFault, Refused) as error:
-                refused.append((finished, error))
-        return refused
+                rejected.append((finished, error))
+        return rejected
 
     async def report(self, batch: list[Finished]) -> None:
-        """One batch: its verdicts are counted, and what was accepted is the orchestrator's."""
-        async with self._pool.connection() as connection:
-            verdicts = await jobs.report(connection, [finished.report for finished in batch])
+        """Store one batch, count the verdicts, and pass stored results on to the applier."""
+        metrics = self._context.metrics
+        async with self._context.pool.connection() as connection:
+            verdicts = await attempts.report(connection, [finished.report for finished in batch])
         accepted = [job_id for job_id, verdict in verdicts.items() if verdict is ReportVerdict.ACCEPTED]
-        self._metrics.reports.labels(ReportVerdict.ACCEPTED.value).inc(len(accepted))
-        # Stored before, and the acknowledgement lost: perhaps not applied yet, and nobody else knows of it.
+        metrics.reports.labels(ReportVerdict.ACCEPTED.value).inc(len(accepted))
+        # A duplicate was stored before and its acknowledgement lost: it may not have been applied yet.
         stored = accepted + [
             job_id for job_id, verdict in verdicts.items() if verdict is ReportVerdict.DUPLICATE
         ]
         for finished in batch:
             verdict = verdicts[finished.lease.job_id]
             if verdict is not ReportVerdict.ACCEPTED:
-                self._metrics.reports.labels(verdict.value).inc()
+                metrics.reports.labels(verdict.value).inc()
                 log.warning("report not accepted: %s", verdict.value, extra=self._fields(finished))
         if stored:
-            self._hints.were_reported(stored)
-            self._bells.ring(Work.RESULTS, hinted=True)
+            self._context.wakeups.wake(Work.RESULTS, stored, cluster=True)
 
     def _fields(self, finished: Finished) -> dict[str, object]:
         return {
@@ -149,6 +143,6 @@ class Reporter:
             "subscription_id": finished.lease.subscription_id,
             "error_code": finished.report.error_code,
             "lease_expiration": finished.lease.lease_until.isoformat(),
-            "worker_id": self._worker_id,
+            "worker_id": self._context.worker_id,
             "correlation_id": finished.correlation_id,
         }

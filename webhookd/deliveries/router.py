@@ -1,55 +1,70 @@
-"""The routing stage: takes events from the routing queue and has their sagas made.
+"""The routing stage: takes events from the routing queue, creates a delivery per matching subscription.
 
-Wakes on EVENTS; rings SAGAS, and tells the orchestrator whose.
+Calls schema/deliveries/routing.sql. Woken by EVENTS; wakes SAGAS with the subscriptions that got deliveries.
 """
 
 import asyncio
-from collections.abc import Callable
+from typing import NamedTuple
 
-from webhookd.core.metrics import Metrics
-from webhookd.core.settings import Settings
-from webhookd.db.pool import Pool
-from webhookd.deliveries import routing
-from webhookd.hints import Hints
-from webhookd.wakeups import Bells, Work
+from webhookd.context import Context
+from webhookd.db.connection import Connection, fetch_one
+from webhookd.wakeups import Work
+
+# A batch ends early at this many new deliveries, so that a wide fan-out does not make one long transaction.
+MAX_SAGAS = 10_000
+
+
+class Routed(NamedTuple):
+    """The result of one batch."""
+
+    events: int
+    sagas: int
+    subscription_ids: list[int]  # those that got a delivery
+    next_event_id: int  # where the next batch starts
+    more: bool  # the batch was full, or cut short by its fan-out
+
+
+async def route(
+    connection: Connection, batch_size: int, first_event_id: int = 0, max_sagas: int = MAX_SAGAS
+) -> Routed:
+    """Create the deliveries of up to `batch_size` events."""
+    row = await fetch_one(
+        connection, "select * from webhookd.route_events($1, $2, $3)", batch_size, first_event_id, max_sagas
+    )
+    return Routed(*row)
 
 
 class Router:
-    """Routes until it is cancelled."""
+    """Routes events until it is cancelled."""
 
-    def __init__(
-        self, pool: Pool, bells: Bells, hints: Hints, metrics: Metrics, settings: Callable[[], Settings]
-    ) -> None:
-        self._pool = pool
-        self._bells = bells
-        self._hints = hints
-        self._metrics = metrics
-        self._settings = settings
-        self._mark = 0
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._inbox = context.wakeups.inbox(Work.EVENTS)
+        self._next_event_id = 0
 
     async def run(self) -> None:
-        """Route what there is, again at once while there is more, else when woken."""
+        """Route batch after batch while there is more, then wait for a wake-up."""
         loop = asyncio.get_running_loop()
-        forgot_at = loop.time()
+        restarted_at = loop.time()
         while True:
-            poll_interval_seconds = self._settings().services.poll_interval_seconds
+            poll_interval_seconds = self._context.settings().services.poll_interval_seconds
             routed = await self.run_once()
             if not routed.more:
-                self._mark, forgot_at = 0, loop.time()
-                await self._bells.wait(Work.EVENTS, timeout_seconds=poll_interval_seconds)
-            elif loop.time() >= forgot_at + poll_interval_seconds:
-                # What committed late lies behind the mark, and a backlog may last.
-                self._mark, forgot_at = 0, loop.time()
+                self._next_event_id, restarted_at = 0, loop.time()
+                await self._inbox.wait(poll_interval_seconds)
+            elif loop.time() >= restarted_at + poll_interval_seconds:
+                # An event that was committed late has a lower id; a long backlog must not hide it.
+                self._next_event_id, restarted_at = 0, loop.time()
 
-    async def run_once(self) -> routing.Routed:
-        """One batch."""
-        async with self._pool.connection() as connection:
-            routed = await routing.route(connection, self._settings().routing.batch_size, self._mark)
-            # Before the connection is given back, which takes a turn of the loop: it is committed.
+    async def run_once(self) -> Routed:
+        """Route one batch."""
+        settings, metrics = self._context.settings(), self._context.metrics
+        async with self._context.pool.connection() as connection:
+            routed = await route(connection, settings.routing.batch_size, self._next_event_id)
+            # It is committed. Wake now: giving the connection back takes a turn of the event loop.
             if routed.subscription_ids:
-                self._hints.have_due(routed.subscription_ids)
-                self._bells.ring(Work.SAGAS, hinted=True)
-        self._mark = routed.next_event_id
-        self._metrics.events_routed.inc(routed.events)
-        self._metrics.sagas_routed.inc(routed.sagas)
+                self._context.wakeups.wake(Work.SAGAS, routed.subscription_ids, cluster=True)
+        self._next_event_id = routed.next_event_id
+        metrics.events_routed.inc(routed.events)
+        metrics.sagas_routed.inc(routed.sagas)
         return routed

@@ -1,17 +1,22 @@
-"""What the orchestrator does to sagas: calls schema/functions/orchestration.sql."""
+"""State changes of deliveries (sagas). Calls schema/deliveries/orchestration.sql."""
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 import asyncpg
 
+from webhookd.core.metrics import Metrics
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection, fetch_one
 
+log = logging.getLogger(__name__)
+
 
 class RetryPolicy(NamedTuple):
-    """How often and how long; a subscription's own settings come before it."""
+    """The instance's retry settings; a subscription's own settings override them."""
 
     max_attempts: int
     base_delay_seconds: float
@@ -20,7 +25,7 @@ class RetryPolicy(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A saga that was moved; or, with a problem and no status, a result that could not be applied."""
+    """A delivery that changed its status; with a problem and no status, a result that cannot be applied."""
 
     saga_id: int
     subscription_id: int
@@ -31,12 +36,12 @@ class Transition(NamedTuple):
     next_attempt_at: datetime
     error_code: str | None
     dead_letter_id: int | None
-    correlation_id: str | None  # of one that ends in a dead letter
+    correlation_id: str | None  # only for dead letters
     problem: str | None
 
 
 class Share(NamedTuple):
-    """What one subscription may have in a tick, and the marks of the last one."""
+    """What one subscription may start in a batch, and the marks where its last batch ended."""
 
     subscription_id: int
     quota: int
@@ -45,7 +50,7 @@ class Share(NamedTuple):
 
 
 class Started(NamedTuple):
-    """What it got."""
+    """What one subscription started in a batch."""
 
     subscription_id: int
     started: int
@@ -56,8 +61,8 @@ class Started(NamedTuple):
     next_job_mark: int | None
 
 
-class Swept(NamedTuple):
-    """One batch of a sweep; no last id means that it is over."""
+class SweptSagas(NamedTuple):
+    """One batch of a sweep; without a last id the sweep is complete."""
 
     last_saga_id: int | None
     dead_lettered: list[Transition]
@@ -66,7 +71,7 @@ class Swept(NamedTuple):
 async def due_subscriptions(
     connection: Connection, after_subscription_id: int, max_subscriptions: int
 ) -> list[tuple[int, datetime | None]]:
-    """The next subscriptions with waiting sagas, by id; and since when something is due, if it is."""
+    """Return the next subscriptions with waiting deliveries, and since when the oldest is due (or None)."""
     rows = await connection.fetch(
         "select * from webhookd.due_subscriptions($1, $2)", after_subscription_id, max_subscriptions
     )
@@ -76,7 +81,7 @@ async def due_subscriptions(
 async def start(
     connection: Connection, shares: Sequence[Share], subscription_window: int, max_attempts: int
 ) -> list[Started]:
-    """Make jobs for what is due. Empty when another orchestrator is at it."""
+    """Create attempts for due deliveries. Returns nothing if another orchestrator holds the lock."""
     rows = await connection.fetch(
         "select * from webhookd.start_due_sagas($1, $2, $3, $4, $5, $6)",
         [share.subscription_id for share in shares],
@@ -100,7 +105,7 @@ async def apply_results(
     reported_job_ids: Sequence[int] | None = None,
     excluded_job_ids: Sequence[int] = (),
 ) -> list[Transition]:
-    """Apply results, each once: those the caller knows of, or the oldest there are."""
+    """Apply results, each once: those of the given attempts, or the oldest ones."""
     rows = await connection.fetch(
         "select * from webhookd.apply_results($1, $2, $3, $4, $5, $6, $7, $8)",
         batch_size,
@@ -114,8 +119,8 @@ async def apply_results(
 
 async def dead_letter_exhausted(
     connection: Connection, after_saga_id: int, batch_size: int, max_attempts: int
-) -> Swept:
-    """Look at the next `batch_size` waiting sagas, and dead-letter those that have reached the limit."""
+) -> SweptSagas:
+    """Check the next `batch_size` waiting deliveries, and dead-letter those that have reached the limit."""
     row = await fetch_one(
         connection,
         "select * from webhookd.dead_letter_exhausted($1, $2, $3)",
@@ -123,9 +128,41 @@ async def dead_letter_exhausted(
         batch_size,
         max_attempts,
     )
-    return Swept(row["last_saga_id"], [_transition(dead) for dead in row["dead_lettered"]])
+    return SweptSagas(row["last_saga_id"], [_transition(dead) for dead in row["dead_lettered"]])
 
 
 def _transition(row: asyncpg.Record) -> Transition:
     status = row["status"]
     return Transition(*row)._replace(status=None if status is None else SagaStatus(status))
+
+
+def record(transitions: Sequence[Transition], metrics: Metrics) -> None:
+    """Count transitions, and log those that are not a success."""
+    for status, count in Counter(transition.status for transition in transitions).items():
+        if status is None:
+            metrics.results_refused.inc(count)
+        else:
+            metrics.transitions.labels(status.value).inc(count)
+    for transition in transitions:
+        if transition.status is None:
+            log.error("cannot apply a result: %s", transition.problem, extra=_fields(transition))
+        elif transition.status is SagaStatus.DEAD_LETTERED:
+            log.warning("delivery dead-lettered", extra=_fields(transition))
+        elif transition.status is SagaStatus.PENDING_RETRY:
+            log.info("delivery will be retried", extra=_fields(transition))
+
+
+def _fields(transition: Transition) -> dict[str, object]:
+    return {
+        "saga_id": transition.saga_id,
+        "job_id": transition.job_id,
+        "event_id": transition.event_id,
+        "subscription_id": transition.subscription_id,
+        "error_code": transition.error_code,
+        "attempt_count": transition.attempt_count,
+        "next_attempt_at": transition.next_attempt_at.isoformat()
+        if transition.status is SagaStatus.PENDING_RETRY
+        else None,
+        "dead_letter_id": transition.dead_letter_id,
+        "correlation_id": transition.correlation_id,
+    }

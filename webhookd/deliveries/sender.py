@@ -1,49 +1,57 @@
-"""One attempt: builds the request of a lease, sends it in time or not at all, and tells what happened."""
+"""Sends one attempt: builds and signs the request, sends it within its lease, and returns the report."""
 
 import logging
 import time
-from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
-from webhookd.core.metrics import Metrics
-from webhookd.core.settings import Settings
-from webhookd.deliveries.attempts import Delivery, Lease, Report
-from webhookd.deliveries.request import build_request
+import msgspec
+
+from webhookd.context import Context
+from webhookd.deliveries.attempts import Lease, Message, Report
 from webhookd.outbound.client import GuardedClient
+from webhookd.outbound.headers import HeaderProblem, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
+from webhookd.outbound.signatures import sign
 
 log = logging.getLogger(__name__)
 
 
+class Request(NamedTuple):
+    """One POST."""
+
+    url: str
+    headers: dict[str, str]
+    body: bytes
+
+
 class Sender:
-    """Sends for one worker."""
+    """Sends the attempts of one worker."""
 
-    def __init__(
-        self, client: GuardedClient, metrics: Metrics, settings: Callable[[], Settings], worker_id: str
-    ) -> None:
+    def __init__(self, context: Context, client: GuardedClient) -> None:
+        self._context = context
         self._client = client
-        self._metrics = metrics
-        self._settings = settings
-        self._worker_id = worker_id
 
-    async def send(self, lease: Lease, delivery: Delivery, asked_at: float) -> Report | None:
-        """One request, and what is to be reported of it; nothing if the lease might end first."""
-        settings = self._settings().delivery
-        # Asked once more, for this process may have been stopped meanwhile.
-        if too_late(lease, asked_at, settings.timeout_seconds):
-            log.warning("too late to send: the lease may end first", extra=self._fields(lease, delivery))
+    async def send(self, lease: Lease, message: Message, asked_at: float) -> Report | None:
+        """Send one request and return its report, or None if the lease might end before the request does."""
+        settings = self._context.settings().delivery
+        # Checked again right before sending: this process may have been suspended since the claim.
+        if is_too_late(lease, asked_at, settings.timeout_seconds):
+            log.warning("not sent: the lease may expire first", extra=self._fields(lease, message))
             return None
         try:
-            # The database's time carried forward: a host with a wrong clock signs rightly.
+            # Database time, carried forward by the monotonic clock: a host with a wrong clock signs
+            # correctly.
             now = lease.claimed_at.timestamp() + (time.monotonic() - asked_at)
-            request = build_request(lease, delivery, int(now))
+            request = build_request(lease, message, int(now))
         except Exception:
-            log.exception("a request could not be built", extra={"job_id": lease.job_id})
+            log.exception("cannot build the request of an attempt", extra={"job_id": lease.job_id})
             outcome = Outcome(None, Failure.INTERNAL.value, 0)
         else:
             outcome = await self._client.post(
                 request.url, request.headers, request.body, settings.timeout_seconds
             )
-        self._record(lease, delivery, outcome)
+        self._record(lease, message, outcome)
         return Report(
             lease.job_id,
             lease.lease_token,
@@ -54,15 +62,16 @@ class Sender:
             outcome.response_excerpt,
         )
 
-    def _record(self, lease: Lease, delivery: Delivery, outcome: Outcome) -> None:
-        self._metrics.attempts.labels(_error_class(outcome)).inc()
-        self._metrics.duration.observe(outcome.duration_ms / 1000)
+    def _record(self, lease: Lease, message: Message, outcome: Outcome) -> None:
+        metrics = self._context.metrics
+        metrics.attempts.labels(_outcome_label(outcome)).inc()
+        metrics.duration.observe(outcome.duration_ms / 1000)
         level = logging.DEBUG if outcome.delivered else logging.INFO
         if log.isEnabledFor(level):
             log.log(
                 level,
                 "attempt delivered" if outcome.delivered else "attempt failed",
-                extra=self._fields(lease, delivery)
+                extra=self._fields(lease, message)
                 | {
                     "error_code": outcome.error_code,
                     "detail": outcome.detail or None,
@@ -71,35 +80,61 @@ class Sender:
                 },
             )
 
-    def _fields(self, lease: Lease, delivery: Delivery) -> dict[str, object]:
+    def _fields(self, lease: Lease, message: Message) -> dict[str, object]:
         return {
             "saga_id": lease.saga_id,
             "job_id": lease.job_id,
             "event_id": lease.event_id,
             "subscription_id": lease.subscription_id,
             "attempt": lease.attempt,
-            "worker_id": self._worker_id,
-            "correlation_id": delivery.correlation_id,
+            "worker_id": self._context.worker_id,
+            "correlation_id": message.correlation_id,
             "lease_expiration": lease.lease_until.isoformat(),
         }
 
 
+def build_request(lease: Lease, message: Message, timestamp: int) -> Request:
+    """Sign the exact payload bytes (Standard Webhooks). Retries and requeues have the same id. Pure."""
+    body = message.payload.encode()
+    message_id = f"evt_{lease.event_id}"
+    # The subscription's own headers come first: none of them can replace ours.
+    headers = _custom_headers(message.headers) | {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": sign(message.secrets, message_id, timestamp, body),
+        "webhook-event-type": message.event_type,
+        "webhook-attempt": str(lease.attempt),
+    }
+    if message.correlation_id is not None:
+        headers["webhook-correlation-id"] = message.correlation_id
+    return Request(lease.callback_url, headers, body)
+
+
+@lru_cache(maxsize=1024)  # few subscriptions are active at a time, and most have no headers
+def _custom_headers(stored: str) -> dict[str, str]:
+    headers = check_headers(msgspec.json.decode(stored, type=dict[str, str]))
+    if isinstance(headers, HeaderProblem):
+        # The API stores none of these, but a row may come from elsewhere, and some headers frame the request.
+        raise ValueError(f"the subscription's headers cannot be sent: {headers.detail}")  # noqa: TRY004
+    return headers
+
+
 def unreadable(lease: Lease) -> Report:
-    """Of a delivery that could not be loaded: an attempt like any other, so that it ends."""
+    """Report an attempt whose message cannot be loaded: it counts as a failure, so that the delivery ends."""
     return Report(lease.job_id, lease.lease_token, None, Failure.INTERNAL.value, 0)
 
 
-def too_late(lease: Lease, asked_at: float, timeout_seconds: float) -> bool:
-    """Whether a request begun now might outlast its lease.
+def is_too_late(lease: Lease, asked_at: float, timeout_seconds: float) -> bool:
+    """Return whether a request that starts now might outlast its lease.
 
-    Counted from before the claim was sent, so never longer than the database counts.
+    `asked_at` is before the claim was sent, so the lease never looks longer here than in the database.
     """
     lease_seconds = (lease.lease_until - lease.claimed_at).total_seconds()
     return asked_at + lease_seconds - time.monotonic() < timeout_seconds
 
 
-def _error_class(outcome: Outcome) -> str:
-    """The outcome as a label: an endpoint that thinks of new statuses must not make new time series."""
+def _outcome_label(outcome: Outcome) -> str:
+    """Return the class of a status, not the status: an endpoint must not be able to create time series."""
     if outcome.error_code is None:
         return "delivered"
     if outcome.response_status is not None:

@@ -1,75 +1,75 @@
-"""What is under way, in all and for each subscription: requests, and the payloads they hold. Pure."""
+"""Free request slots of a worker, in total and per subscription, and the payload memory they hold. Pure."""
 
 from collections import Counter
 from typing import NamedTuple
 
-# The last quarter of the slots is for those who have few: of it one subscription gets a sixteenth of its own
-# bound. Without it four endpoints that hang, at 64 of 200 slots each, held up all others for a whole timeout;
-# with it others' events were seen to arrive in 0.3 s beside twelve of them.
-KEPT_PART = 4
-FEW_PART = 16
+# A quarter of the slots is reserved for subscriptions with few requests: of these each subscription gets a
+# sixteenth of its own limit. Without the reserve, four hanging endpoints with 64 of 200 slots each delayed
+# all others by a whole timeout; with it, other events arrived within 0.3 s beside twelve hanging endpoints.
+RESERVED_SHARE = 4
+RESERVED_LIMIT_SHARE = 16
 
-# Payloads in memory, in characters: 400 slots of 8 MiB each would be too much.
-MAX_HELD = 128 * 1024 * 1024
-# Of one subscription, so that large events to an endpoint that hangs do not take the place of all others. Two
-# claims may load 32 MiB each before this is looked at again.
-MAX_HELD_BY_ONE = 32 * 1024 * 1024
+# Payload characters in memory: 400 slots of 8 MiB each would be too much.
+MAX_PAYLOADS = 128 * 1024 * 1024
+# For one subscription, so that large events to a hanging endpoint do not use up the total. Two claims may
+# load 32 MiB each before this is checked again.
+MAX_PAYLOADS_PER_SUBSCRIPTION = 32 * 1024 * 1024
 
 
 class Room(NamedTuple):
-    """What the next claim may take: in all, and of one subscription, less what some have in use."""
+    """What the next claim may take: in total, and per subscription less the slots it uses now."""
 
     wanted: int
-    limit_of_one: int
-    busy: dict[int, int]
-    is_last: bool  # of the slots that are kept for those who have few
+    subscription_limit: int
+    in_use: dict[int, int]
+    only_reserved: bool  # only reserved slots are free
 
     @property
     def leaves_out(self) -> bool:
-        """Whether somebody gets nothing, who may get something when a slot is given back."""
-        return not self.wanted or any(used >= self.limit_of_one for used in self.busy.values())
+        """Whether some subscription gets no slot now and could get one when a slot is released."""
+        return not self.wanted or any(count >= self.subscription_limit for count in self.in_use.values())
 
 
 class Slots:
-    """A request holds a slot from its claim to its end, and its payload from when it was loaded."""
+    """A request uses a slot from its claim to its end, and memory from when its payload is loaded."""
 
     def __init__(self) -> None:
-        self._busy: Counter[int] = Counter()
-        self._held: Counter[int] = Counter()
-        self._held_by_all = 0
+        self._in_use: Counter[int] = Counter()
+        self._payloads: Counter[int] = Counter()
+        self._all_payloads = 0
         self.in_flight = 0
 
     def room(self, concurrency: int, subscription_concurrency: int) -> Room:
-        """What may be begun now. A subscription that holds too much counts as full."""
-        free = 0 if self._held_by_all >= MAX_HELD else max(0, concurrency - self.in_flight)
-        kept = concurrency // KEPT_PART
-        is_last = free <= kept
-        if is_last:
-            wanted, limit_of_one = free, max(1, subscription_concurrency // FEW_PART)
+        """Return what may be claimed now. A subscription with too much payload in memory counts as full."""
+        free = 0 if self._all_payloads >= MAX_PAYLOADS else max(0, concurrency - self.in_flight)
+        reserved = concurrency // RESERVED_SHARE
+        only_reserved = free <= reserved
+        if only_reserved:
+            wanted, limit = free, max(1, subscription_concurrency // RESERVED_LIMIT_SHARE)
         else:
-            wanted, limit_of_one = free - kept, subscription_concurrency
-        busy = {
-            subscription_id: count if self._held[subscription_id] < MAX_HELD_BY_ONE else limit_of_one
-            for subscription_id, count in self._busy.items()
+            wanted, limit = free - reserved, subscription_concurrency
+        in_use = {
+            subscription_id: count
+            if self._payloads[subscription_id] < MAX_PAYLOADS_PER_SUBSCRIPTION
+            else limit
+            for subscription_id, count in self._in_use.items()
         }
-        return Room(wanted, limit_of_one, busy, is_last)
+        return Room(wanted, limit, in_use, only_reserved)
 
     def take(self, subscription_id: int) -> None:
-        """One more of this subscription."""
-        self._busy[subscription_id] += 1
+        self._in_use[subscription_id] += 1
         self.in_flight += 1
 
-    def hold(self, subscription_id: int, size: int) -> None:
-        """Its payload has come."""
-        self._held[subscription_id] += size
-        self._held_by_all += size
+    def hold_payload(self, subscription_id: int, size: int) -> None:
+        self._payloads[subscription_id] += size
+        self._all_payloads += size
 
-    def give_back(self, subscription_id: int, size: int = 0) -> None:
-        """One less; a subscription without any is forgotten, so that memory follows what is under way."""
-        self._busy[subscription_id] -= 1
-        self._held[subscription_id] -= size
-        self._held_by_all -= size
+    def release(self, subscription_id: int, size: int = 0) -> None:
+        """Free a slot and its payload. A subscription without slots is forgotten, so memory stays bounded."""
+        self._in_use[subscription_id] -= 1
+        self._payloads[subscription_id] -= size
+        self._all_payloads -= size
         self.in_flight -= 1
-        if not self._busy[subscription_id]:
-            del self._busy[subscription_id]
-            self._held.pop(subscription_id, None)
+        if not self._in_use[subscription_id]:
+            del self._in_use[subscription_id]
+            self._payloads.pop(subscription_id, None)

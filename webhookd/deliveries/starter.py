@@ -1,113 +1,99 @@
-"""Sagas to jobs: starts what is due, a batch at a time, going round the subscriptions.
+"""Starts due deliveries: creates an attempt for each, in batches shared fairly among subscriptions.
 
-Wakes on SAGAS; rings JOBS.
+Woken by SAGAS; wakes ATTEMPTS.
 """
 
 import asyncio
-from collections.abc import Callable
 
-from webhookd.core.metrics import Metrics
-from webhookd.core.settings import Settings
-from webhookd.db.pool import Pool
+from webhookd.context import Context
 from webhookd.deliveries import sagas
-from webhookd.deliveries.ring import Ring
-from webhookd.deliveries.transitions import record
-from webhookd.hints import Hints
-from webhookd.pacing import rest_seconds
-from webhookd.wakeups import Bells, Work
+from webhookd.deliveries.pacing import SEARCH_REST_FACTOR, rest_seconds
+from webhookd.deliveries.rotation import Rotation
+from webhookd.deliveries.sagas import record
+from webhookd.wakeups import Work
 
-DUE_PAGE = 1000
-# How much longer than a search for what is due is the rest after it, however often other instances ring.
-REST = 10
-# Another orchestrator makes jobs at this moment, for some milliseconds: its turn is waited for, not the poll.
-TURN_RETRY_SECONDS = 0.02
+SEARCH_PAGE = 1000
+# Only one orchestrator in the cluster creates attempts at a time, for some milliseconds. Try again soon.
+LOCK_RETRY_SECONDS = 0.02
 
 
 class Starter:
-    """Starts until it is cancelled."""
+    """Starts deliveries until it is cancelled."""
 
-    def __init__(
-        self, pool: Pool, bells: Bells, hints: Hints, metrics: Metrics, settings: Callable[[], Settings]
-    ) -> None:
-        self._pool = pool
-        self._bells = bells
-        self._hints = hints
-        self._metrics = metrics
-        self._settings = settings
-        self._ring = Ring()
-        self._turn_lost = False
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._inbox = context.wakeups.inbox(Work.SAGAS)
+        self._rotation = Rotation()
+        self._lock_was_taken = False
 
     async def run(self) -> None:
-        """Tick: at once again while there is more, else when woken; and look at everything now and then."""
-        with self._bells.serving(Work.SAGAS):
+        """Start batch after batch while there is more, then wait. Search everything every poll interval."""
+        with self._inbox:
             await self._run()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        look_at = search_at = loop.time()
+        poll_at = next_search_at = loop.time()
         must_search = False
         while True:
-            if loop.time() >= look_at:
-                await self.look()
-                looked_at = loop.time()
-            # By the settings of now: a shorter interval need not wait for the end of the longer.
-            look_at = looked_at + self._settings().services.poll_interval_seconds
+            if loop.time() >= poll_at:
+                await self.search_all()
+                searched_at = loop.time()
+            # With the current settings: a shorter poll interval takes effect at once.
+            poll_at = searched_at + self._context.settings().services.poll_interval_seconds
             began = loop.time()
             started = await self.run_once()
-            if not self._hints.is_short_of_room:
+            if not self._context.wakeups.results_are_urgent:
                 await asyncio.sleep(rest_seconds(started, loop.time() - began))
             wake_at = loop.time()
             if not started:
-                wake_at = min(look_at, search_at) if must_search else look_at
-            if self._turn_lost:
-                wake_at = min(wake_at, loop.time() + TURN_RETRY_SECONDS)
-            # Rung by another instance, who does not say whose: those are looked for, also while there is
-            # enough to do here.
-            must_search |= bool(
-                await self._bells.wait(Work.SAGAS, timeout_seconds=max(0.0, wake_at - loop.time()))
-            )
-            if must_search and loop.time() >= search_at:
+                wake_at = min(poll_at, next_search_at) if must_search else poll_at
+            if self._lock_was_taken:
+                wake_at = min(wake_at, loop.time() + LOCK_RETRY_SECONDS)
+            # A wake-up without ids comes from another instance: search, even while this one is busy.
+            must_search |= await self._inbox.wait(max(0.0, wake_at - loop.time()))
+            if must_search and loop.time() >= next_search_at:
                 must_search, began = False, loop.time()
-                await self._find_due()
-                search_at = loop.time() + REST * (loop.time() - began)
+                await self._search()
+                next_search_at = loop.time() + SEARCH_REST_FACTOR * (loop.time() - began)
 
-    async def look(self) -> None:
-        """Find what no hint spoke of: subscriptions that fell due."""
-        self._ring.forget()
-        await self._find_due()
+    async def search_all(self) -> None:
+        """Find due deliveries that no wake-up named."""
+        self._rotation.reset_marks()
+        await self._search()
 
-    async def _find_due(self) -> None:
+    async def _search(self) -> None:
         after = 0
         while True:
-            async with self._pool.connection() as connection:
-                waiting = await sagas.due_subscriptions(connection, after, DUE_PAGE)
-            self._ring.add(subscription_id for subscription_id, due_at in waiting if due_at is not None)
-            if len(waiting) < DUE_PAGE:
+            async with self._context.pool.connection() as connection:
+                page = await sagas.due_subscriptions(connection, after, SEARCH_PAGE)
+            self._rotation.add(subscription_id for subscription_id, due_at in page if due_at is not None)
+            if len(page) < SEARCH_PAGE:
                 return
-            after = waiting[-1][0]
+            after = page[-1][0]
 
     async def run_once(self) -> int:
-        """One tick: how many sagas were started, or ended because they had reached their limit."""
-        settings = self._settings()
-        self._ring.add(self._hints.take_due())
+        """Run one batch; returns how many deliveries were started, or dead-lettered at their limit."""
+        settings, wakeups = self._context.settings(), self._context.wakeups
+        self._rotation.add(self._inbox.take())
         window = settings.orchestration.subscription_window
-        shares = self._ring.next_shares(settings.orchestration.batch_size, window)
-        if len(shares) == len(self._ring):
-            self._bells.taken(Work.SAGAS)
-        self._turn_lost = False
+        shares = self._rotation.next_shares(settings.orchestration.batch_size, window)
+        if len(shares) == len(self._rotation):
+            self._inbox.handled_here()
+        self._lock_was_taken = False
         if not shares:
-            self._hints.is_crowded = self._ring.is_crowded
+            wakeups.window_is_full = self._rotation.window_is_full
             return 0
-        async with self._pool.connection() as connection:
+        async with self._context.pool.connection() as connection:
             started = await sagas.start(connection, shares, window, settings.retry.max_attempts)
-            jobs = sum(one.started for one in started)
-            if jobs:
-                # Committed; to give the connection back takes a turn of the loop.
-                self._bells.ring(Work.JOBS, hinted=True)
-        self._metrics.jobs_started.inc(jobs)
-        self._turn_lost = not started
-        self._ring.learn(started)
-        self._hints.is_crowded = self._ring.is_crowded
-        for one in started:
-            record(one.dead_lettered, self._metrics)
-        return jobs + sum(len(one.dead_lettered) for one in started)
+            attempts = sum(share.started for share in started)
+            if attempts:
+                # It is committed. Wake now: giving the connection back takes a turn of the event loop.
+                wakeups.wake(Work.ATTEMPTS, cluster=True)
+        self._context.metrics.attempts_started.inc(attempts)
+        self._lock_was_taken = not started
+        self._rotation.update(started)
+        wakeups.window_is_full = self._rotation.window_is_full
+        for share in started:
+            record(share.dead_lettered, self._context.metrics)
+        return attempts + sum(len(share.dead_lettered) for share in started)

@@ -1,4 +1,4 @@
-"""Subscriptions: calls schema/functions/subscriptions.sql."""
+"""Creates, changes and verifies subscriptions. Calls schema/deliveries/subscriptions.sql."""
 
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -7,14 +7,14 @@ from webhookd.db.connection import Connection, fetch_one
 
 
 class Created(NamedTuple):
-    """A new subscription, with its secret this once."""
+    """A new subscription. Its secret is returned only here."""
 
     subscription_id: int
     signing_secret: str
 
 
 class Challenge(NamedTuple):
-    """What to ask of which address, and with what to sign it."""
+    """A verification challenge: where to send it, and the secrets to sign it with."""
 
     challenge: str
     callback_url: str
@@ -23,7 +23,7 @@ class Challenge(NamedTuple):
 
 
 class Rotated(NamedTuple):
-    """The new secret; the ones before it sign beside it until then."""
+    """The new secret, and until when the previous secrets sign too."""
 
     signing_secret: str
     previous_valid_until: datetime
@@ -39,7 +39,7 @@ async def create(
     headers: str = "{}",
     description: str | None = None,
 ) -> Created:
-    """Born active, and not verified."""
+    """Create a subscription: active, and not verified."""
     row = await fetch_one(
         connection,
         "select * from webhookd.create_subscription($1, $2, $3, $4, $5, $6)",
@@ -54,7 +54,7 @@ async def create(
 
 
 async def update(connection: Connection, subscription_id: int, changes: dict[str, Any]) -> None:
-    """Change the fields that `changes` names; None takes an override back."""
+    """Change the given fields; None removes an override."""
     names = ("active", "callback_url", "max_attempts", "base_delay_seconds", "headers", "description")
     await connection.execute(
         "select webhookd.update_subscription($1, $2, $3, $4, $5, $6, $7, $8)",
@@ -65,18 +65,18 @@ async def update(connection: Connection, subscription_id: int, changes: dict[str
 
 
 async def begin_verification(connection: Connection, subscription_id: int) -> Challenge:
-    """Make the challenge to send; an earlier one counts no more."""
+    """Create the challenge to send; it replaces an earlier one."""
     row = await fetch_one(connection, "select * from webhookd.begin_verification($1)", subscription_id)
     return Challenge(*row)
 
 
 async def complete_verification(connection: Connection, subscription_id: int, challenge: str) -> None:
-    """The endpoint echoed this challenge: the subscription is verified, if nothing changed meanwhile."""
+    """Mark the subscription as verified, if challenge and address are still the ones that were sent."""
     await connection.execute("select webhookd.complete_verification($1, $2)", subscription_id, challenge)
 
 
 async def rotate_secret(connection: Connection, subscription_id: int, overlap_seconds: float) -> Rotated:
-    """A new secret at once."""
+    """Replace the signing secret; the previous one stays valid for the overlap."""
     row = await fetch_one(
         connection, "select * from webhookd.rotate_secret($1, $2)", subscription_id, overlap_seconds
     )

@@ -13,7 +13,7 @@ from webhookd.core.errors import WebhookdError
 from webhookd.core.settings import Settings
 from webhookd.daemon.reload import client_options
 from webhookd.db.pool import Pool
-from webhookd.deliveries import events, subscriptions
+from webhookd.deliveries import ingest, subscriptions
 from webhookd.devtools import bench_processors
 from webhookd.devtools import bench_queries as bench
 from webhookd.devtools.bench_processors import Processors, Sample
@@ -87,12 +87,12 @@ class Bench:
     async def publish(self, count: int) -> None:
         """In one commit."""
         new = [
-            events.NewEvent(self._event_type(self._published + number), self._payload())
+            ingest.NewEvent(self._event_type(self._published + number), self._payload())
             for number in range(count)
         ]
         self._published += count
         async with self.pool.connection() as connection:
-            await events.publish(connection, new)
+            await ingest.publish(connection, new)
 
     async def publish_backlog(self, count: int, progress: Progress) -> None:
         for done in range(0, count, BATCH_EVENTS):

@@ -5,17 +5,15 @@ Wakes on EVENTS, and rings it: every move of a job is an event. Writes [jobs] in
 
 import asyncio
 import logging
-from collections.abc import Callable
+from contextlib import closing
 
 import msgspec
 
+from webhookd.context import Context
 from webhookd.core.errors import Refused
-from webhookd.core.metrics import Metrics
-from webhookd.core.settings import Settings
-from webhookd.db.pool import Pool
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue.types import JobRefusal, Reaped
-from webhookd.wakeups import Bells, Work
+from webhookd.wakeups import Work
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +30,11 @@ ACTOR = "webhookd"
 class JobKeeper:
     """Keeps the substrate until it is cancelled."""
 
-    def __init__(self, pool: Pool, bells: Bells, metrics: Metrics, settings: Callable[[], Settings]) -> None:
-        self._pool = pool
-        self._bells = bells
-        self._metrics = metrics
-        self._settings = settings
+    def __init__(self, context: Context) -> None:
+        self._pool = context.pool
+        self._wakeups = context.wakeups
+        self._metrics = context.metrics
+        self._settings = context.settings
         self._written: dict[str, float] = {}
         self._enabled = False  # as far as this has seen
         self._reap_at = 0.0
@@ -45,14 +43,14 @@ class JobKeeper:
 
     async def run(self) -> None:
         """Look, again at once while there is more, else when woken or when the time has come."""
-        with self._bells.overhearing(Work.EVENTS) as ear:
+        with closing(self._wakeups.inbox(Work.EVENTS)) as inbox:
             while True:
                 await self._configure()
                 more = await (self.run_once() if self._enabled else self._run_once_disabled())
                 if not more and self._enabled:
-                    await ear.rest(PAUSE_SECONDS, self._poll_interval_seconds)
+                    await inbox.rest(PAUSE_SECONDS, self._poll_interval_seconds)
                 elif not more:
-                    await ear.rest(self._poll_interval_seconds, DISABLED_INTERVAL_SECONDS)
+                    await inbox.rest(self._poll_interval_seconds, DISABLED_INTERVAL_SECONDS)
 
     async def run_once(self) -> bool:
         """One batch of each kind of work that is due; whether there is more."""
@@ -111,7 +109,7 @@ class JobKeeper:
             return False
         self._metrics.job_queue_spawned.inc(spawned.jobs)
         if spawned.jobs:
-            self._bells.ring_here(Work.EVENTS)
+            self._wakeups.wake(Work.EVENTS)
         return spawned.more
 
     async def _reap(self) -> Reaped:
@@ -126,7 +124,7 @@ class JobKeeper:
             self._metrics.job_queue_reaped.labels(become).inc(count)
         if counts:
             log.info("jobs were moved by their time", extra=counts)
-            self._bells.ring_here(Work.EVENTS)
+            self._wakeups.wake(Work.EVENTS)
 
     async def _sweep(self) -> bool:
         async with self._pool.connection() as connection:
@@ -136,5 +134,5 @@ class JobKeeper:
         self._swept_up_to_kind = swept.last_kind if swept.more else ""
         self._metrics.job_queue_cleaned.inc(swept.cleaned)
         if swept.cleaned:
-            self._bells.ring_here(Work.EVENTS)
+            self._wakeups.wake(Work.EVENTS)
         return swept.more

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, cast
 import uvloop
 
 from tests.bench.lines import answer_lines, options
+from webhookd.context import Context
+from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Settings
 from webhookd.deliveries.api.events import Events
-from webhookd.deliveries.events import Accepted, NewEvent
+from webhookd.deliveries.ingest import Accepted, NewEvent
 from webhookd.http.server import listening_socket
 from webhookd.http.site import Site
+from webhookd.wakeups import WakeUps
 
 if TYPE_CHECKING:
+    from webhookd.db.pool import Pool
     from webhookd.deliveries.ingest import GroupCommit
     from webhookd.http.database import Database
 
@@ -32,8 +36,9 @@ class NoCommit:
 async def main() -> None:
     """Until the input ends."""
     settings = Settings()
+    context = Context(cast("Pool", None), WakeUps(), Metrics(), lambda: settings, "bench")
     # The routes that read are never asked, and have nothing to ask.
-    events = Events(cast("Database", None), cast("GroupCommit", NoCommit()), lambda: settings)
+    events = Events(context, cast("Database", None), cast("GroupCommit", NoCommit()))
     with listening_socket(f"127.0.0.1:{options()['port']}") as listening:
         serving = asyncio.create_task(Site(listening, lambda: settings, events.routes()).run())
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import routing, sagas
+from webhookd.deliveries import router as routing
+from webhookd.deliveries import sagas
 
 FOLDER = Path(os.environ["TEST_FAILPOINTS_FOLDER"])
 

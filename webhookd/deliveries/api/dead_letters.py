@@ -1,10 +1,8 @@
 """/v1/dead-letters: what failed for good, and its second chance."""
 
-from collections.abc import Callable
-
 from aiohttp import web
 
-from webhookd.core.settings import Settings
+from webhookd.context import Context
 from webhookd.deliveries import dead_letters, reads
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.dead_letters import Filter
@@ -14,7 +12,7 @@ from webhookd.http.database import Database
 from webhookd.http.problems import Problem, not_found
 from webhookd.http.requests import Nothing
 from webhookd.http.routes import Route
-from webhookd.http.wake import Wake
+from webhookd.wakeups import Work
 
 CREATED = 201
 REQUEUE_BATCH = 500
@@ -23,10 +21,10 @@ REQUEUE_BATCH = 500
 class DeadLetters:
     """The dead-letter resource."""
 
-    def __init__(self, database: Database, wake: Wake, settings: Callable[[], Settings]) -> None:
+    def __init__(self, context: Context, database: Database) -> None:
         self._database = database
-        self._wake = wake
-        self._settings = settings
+        self._wakeups = context.wakeups
+        self._settings = context.settings
 
     def routes(self) -> list[Route]:
         return [
@@ -98,7 +96,7 @@ class DeadLetters:
                 f"dead letter {letter_id} was requeued as delivery {requeued.saga_id}",
                 saga_id=requeued.saga_id,
             )
-        self._wake.sagas_of([requeued.subscription_id])
+        self._wakeups.wake(Work.SAGAS, [requeued.subscription_id], cluster=True)
         return answer(responses.Requeued(saga_id=requeued.saga_id), CREATED)
 
     async def _requeue_many(self, request: web.Request) -> web.Response:
@@ -120,7 +118,7 @@ class DeadLetters:
                 )
             )
             if batch.subscription_ids:
-                self._wake.sagas_of(batch.subscription_ids)
+                self._wakeups.wake(Work.SAGAS, batch.subscription_ids, cluster=True)
             matched += batch.matched
             requeued += batch.requeued
             after_id, done = batch.last_id, batch.matched < size

@@ -1,9 +1,8 @@
 """/v1/deliveries: sagas, each attempt of one, and why it is where it is."""
 
-from collections.abc import Callable
-
 from aiohttp import web
 
+from webhookd.context import Context
 from webhookd.core.settings import Settings
 from webhookd.db.paging import Row
 from webhookd.deliveries import reads
@@ -20,9 +19,9 @@ from webhookd.http.routes import Route
 class Deliveries:
     """The delivery resource: only to look at."""
 
-    def __init__(self, database: Database, settings: Callable[[], Settings]) -> None:
+    def __init__(self, context: Context, database: Database) -> None:
         self._database = database
-        self._settings = settings
+        self._settings = context.settings
 
     def routes(self) -> list[Route]:
         return [

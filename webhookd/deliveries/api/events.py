@@ -1,14 +1,12 @@
 """/v1/events: events in, answered after their commit; and what became of them."""
 
-from collections.abc import Callable
-
 from aiohttp import web
 
-from webhookd.core.settings import Settings
-from webhookd.deliveries import events, reads
+from webhookd.context import Context
+from webhookd.deliveries import ingest, reads
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.api.deliveries import limits_of
-from webhookd.deliveries.ingest import ALONE_LOCK_TIMEOUT_SECONDS, GroupCommit
+from webhookd.deliveries.ingest import SINGLE_LOCK_TIMEOUT_SECONDS, GroupCommit
 from webhookd.http.answers import answer, page_of, raw
 from webhookd.http.bodies import check_depth, path_id, read_json, read_query
 from webhookd.http.database import Database
@@ -25,10 +23,10 @@ OF_JOBS = "dot.job."  # what the job substrate emits
 class Events:
     """The event resource."""
 
-    def __init__(self, database: Database, ingest: GroupCommit, settings: Callable[[], Settings]) -> None:
+    def __init__(self, context: Context, database: Database, ingest: GroupCommit) -> None:
         self._database = database
         self._ingest = ingest
-        self._settings = settings
+        self._settings = context.settings
 
     def routes(self) -> list[Route]:
         return [
@@ -113,8 +111,8 @@ class Events:
             check_depth(bytes(event.payload))
         batch = [_new_event(one) for one in asked.events]
         accepted = await self._database.ask(
-            lambda connection: events.publish(
-                connection, batch, lock_timeout_seconds=ALONE_LOCK_TIMEOUT_SECONDS
+            lambda connection: ingest.publish(
+                connection, batch, lock_timeout_seconds=SINGLE_LOCK_TIMEOUT_SECONDS
             )
         )
         self._ingest.stored(accepted)
@@ -139,9 +137,9 @@ class Events:
         return answer(found | {"payload": raw(found["payload"])})
 
 
-def _new_event(asked: requests.NewEvent) -> events.NewEvent:
+def _new_event(asked: requests.NewEvent) -> ingest.NewEvent:
     if asked.event_type.startswith(OF_JOBS):
         raise invalid(f"event_type must not begin with {OF_JOBS}: webhookd alone tells of its jobs")
-    return events.NewEvent(
+    return ingest.NewEvent(
         asked.event_type, bytes(asked.payload).decode(), asked.idempotency_key, asked.correlation_id
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict
 
 from msgspec import Meta
 
-from webhookd.core.states import JobStatus, SagaStatus
+from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.http.fields import (
     CallbackUrl,
     CorrelationId,
@@ -184,7 +184,7 @@ class Attempt(TypedDict):
 
     id: Id
     attempt: Annotated[int, Meta(ge=1, examples=[1])]
-    status: JobStatus
+    status: AttemptStatus
     attempt_at: Time
     created_at: Time
     finished_at: Time | None

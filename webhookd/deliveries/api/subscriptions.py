@@ -1,12 +1,12 @@
 """/v1/subscriptions: made, changed, verified by a signed challenge, given new secrets. Never deleted."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from webhookd.core.settings import Settings
+from webhookd.context import Context
 from webhookd.db.paging import Row
 from webhookd.deliveries import reads, subscriptions
 from webhookd.deliveries.api import requests, responses
@@ -17,10 +17,10 @@ from webhookd.http.database import Database
 from webhookd.http.problems import invalid, not_found
 from webhookd.http.requests import Nothing, given
 from webhookd.http.routes import Route
-from webhookd.http.wake import Wake
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.headers import HeaderProblem, HeaderProblemCode, check_headers
 from webhookd.outbound.urls import UrlProblem, UrlProblemCode, check_callback_url
+from webhookd.wakeups import Work
 
 CREATED = 201
 _OF_ENDPOINTS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
@@ -29,17 +29,11 @@ _OF_ENDPOINTS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderPro
 class Subscriptions:
     """The subscription resource."""
 
-    def __init__(
-        self,
-        database: Database,
-        verification: Verification,
-        wake: Wake,
-        settings: Callable[[], Settings],
-    ) -> None:
+    def __init__(self, context: Context, database: Database, verification: Verification) -> None:
         self._database = database
         self._verification = verification
-        self._wake = wake
-        self._settings = settings
+        self._wakeups = context.wakeups
+        self._settings = context.settings
 
     def routes(self) -> list[Route]:
         one = "/v1/subscriptions/{id:[0-9]+}"
@@ -145,14 +139,14 @@ class Subscriptions:
         found = await self._found(subscription_id)
         if found["active"] and found["verified"]:
             # Perhaps it was held until now, or has a policy that makes something due.
-            self._wake.sagas_of([subscription_id])
+            self._wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
         return answer(found)
 
     async def _verify(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
         await read_optional_json(request, Nothing, self._max_bytes)
         await self._verification.verify(subscription_id)
-        self._wake.sagas_of([subscription_id])
+        self._wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
         return answer(await self._found(subscription_id))
 
     async def _rotate_secret(self, request: web.Request) -> web.Response:

@@ -4,11 +4,11 @@ Only an endpoint that echoes the challenge, while it is still the last one and t
 becomes verified.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from webhookd.core.settings import Settings
+from webhookd.context import Context
 from webhookd.db.connection import Connection
 from webhookd.deliveries import reads, subscriptions
 from webhookd.deliveries.subscriptions import Challenge
@@ -27,10 +27,10 @@ MAX_UNDER_WAY = VERIFICATION_CONNECTIONS
 class Verification:
     """Verifies subscriptions, a bounded number at a time."""
 
-    def __init__(self, database: Database, client: GuardedClient, settings: Callable[[], Settings]) -> None:
+    def __init__(self, context: Context, database: Database, client: GuardedClient) -> None:
         self._database = database
         self._client = client
-        self._settings = settings
+        self._settings = context.settings
         self._under_way = 0
 
     async def verify(self, subscription_id: int) -> None:

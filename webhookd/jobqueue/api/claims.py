@@ -5,10 +5,10 @@ Every event rings, whoever it is about: if all who wait looked, each event would
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import TypeAlias
 
-from webhookd.core.metrics import Metrics
-from webhookd.core.settings import Settings
+from webhookd.context import Context
 from webhookd.core.states import Executor
 from webhookd.db.connection import Connection
 from webhookd.http.database import Database
@@ -16,7 +16,7 @@ from webhookd.http.problems import unavailable
 from webhookd.http.server import connection_cap
 from webhookd.jobqueue.queries import NOTHING_TO_CLAIM
 from webhookd.jobqueue.types import Claim, JobRefusal
-from webhookd.wakeups import Bells, Work
+from webhookd.wakeups import Work
 
 # Each holds a connection; no more than half of those that may be open here.
 MAX_WAITING = 500
@@ -35,13 +35,11 @@ class _Line(asyncio.Lock):
 class Claims:
     """Claims at once, or when a job comes."""
 
-    def __init__(
-        self, database: Database, bells: Bells, metrics: Metrics, settings: Callable[[], Settings]
-    ) -> None:
+    def __init__(self, context: Context, database: Database) -> None:
         self._database = database
-        self._bells = bells
-        metrics.job_claims_waiting.set_function(lambda: self.waiting)
-        self._settings = settings
+        self._wakeups = context.wakeups
+        context.metrics.job_claims_waiting.set_function(lambda: self.waiting)
+        self._settings = context.settings
         self._lines: dict[tuple[str, Executor], _Line] = {}
         self._closed = False
 
@@ -88,7 +86,7 @@ class Claims:
     def close(self) -> None:
         """Nobody waits any more."""
         self._closed = True
-        self._bells.ring_here(Work.EVENTS)
+        self._wakeups.wake(Work.EVENTS)
 
     @property
     def waiting(self) -> int:
@@ -107,7 +105,7 @@ class Claims:
     ) -> Claimed:
         """First in line: look at every ring, and by itself, until the deadline."""
         loop = asyncio.get_running_loop()
-        with self._bells.overhearing(Work.EVENTS) as ear:
+        with closing(self._wakeups.inbox(Work.EVENTS)) as inbox:
             while not (self._closed or is_gone()):
                 # Not cut off by the deadline: that might lose a job that was just claimed.
                 claimed = await self._look(question)
@@ -116,7 +114,7 @@ class Claims:
                     return claimed
                 poll_interval_seconds = self._settings().services.poll_interval_seconds
                 pause_seconds = min(PAUSE_SECONDS, left_seconds)
-                await ear.rest(pause_seconds, min(poll_interval_seconds, left_seconds))
+                await inbox.rest(pause_seconds, min(poll_interval_seconds, left_seconds))
         return None
 
     async def _look(self, question: Callable[[Connection], Awaitable[Claim | JobRefusal]]) -> Claimed:

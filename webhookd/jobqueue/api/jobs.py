@@ -1,11 +1,9 @@
 """/v1/jobs: work in, looked at, cancelled, and given a second chance. Executors: job_leases.py."""
 
-from collections.abc import Callable
-
 import msgspec
 from aiohttp import web
 
-from webhookd.core.settings import Settings
+from webhookd.context import Context
 from webhookd.http.answers import answer, page_of, raw
 from webhookd.http.auth import ACTOR
 from webhookd.http.bodies import path_uuid, read_json, read_optional_json, read_query
@@ -14,7 +12,6 @@ from webhookd.http.keys import agreed_key, key_in_header
 from webhookd.http.problems import invalid, not_found
 from webhookd.http.requests import given
 from webhookd.http.routes import AGAIN, UUID_ID, Route
-from webhookd.http.wake import Wake
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue import reads as job_reads
 from webhookd.jobqueue.api import requests as job_requests
@@ -22,6 +19,7 @@ from webhookd.jobqueue.api import responses as job_responses
 from webhookd.jobqueue.api.fields import JobKeyHeader
 from webhookd.jobqueue.api.problems import DISABLED, done
 from webhookd.jobqueue.types import NewJob
+from webhookd.wakeups import Work
 
 CREATED = 201
 DUPLICATE = 200
@@ -30,10 +28,10 @@ DUPLICATE = 200
 class Jobs:
     """The job resource."""
 
-    def __init__(self, database: Database, wake: Wake, settings: Callable[[], Settings]) -> None:
+    def __init__(self, context: Context, database: Database) -> None:
         self._database = database
-        self._wake = wake
-        self._settings = settings
+        self._wakeups = context.wakeups
+        self._settings = context.settings
 
     def routes(self) -> list[Route]:
         return [
@@ -117,7 +115,7 @@ class Jobs:
         }
         job = NewJob(**fields)
         enqueued = done(await self._database.ask(lambda connection: job_substrate.enqueue(connection, job)))
-        self._wake.job_moved()
+        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
         return answer(msgspec.structs.asdict(enqueued), DUPLICATE if enqueued.duplicate else CREATED)
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -147,7 +145,7 @@ class Jobs:
             lambda connection: job_substrate.cancel(connection, job_id, asked.reason, request[ACTOR])
         )
         told = done(cancelled)
-        self._wake.job_moved()
+        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
         return answer(msgspec.structs.asdict(told))
 
     async def _requeue(self, request: web.Request) -> web.Response:
@@ -159,5 +157,5 @@ class Jobs:
             lambda connection: job_substrate.requeue(connection, job_id, request[ACTOR], asked.deadline_at)
         )
         told = done(requeued)
-        self._wake.job_moved()
+        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
         return answer(msgspec.structs.asdict(told), CREATED)

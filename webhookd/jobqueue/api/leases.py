@@ -1,23 +1,22 @@
 """/v1/jobs/claim and what a holder reports: an executor's part, by HTTP."""
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
-from webhookd.core.settings import Settings
+from webhookd.context import Context
 from webhookd.http.answers import answer, nothing, raw
 from webhookd.http.auth import ACTOR
 from webhookd.http.bodies import path_uuid, read_json
 from webhookd.http.database import Database
 from webhookd.http.routes import UUID_ID, Route
-from webhookd.http.wake import Wake
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue.api import requests as job_requests
 from webhookd.jobqueue.api import responses as job_responses
 from webhookd.jobqueue.api.claims import Claims
 from webhookd.jobqueue.api.problems import ALREADY_REPORTED, DISABLED, STALE_LEASE, done
+from webhookd.wakeups import Work
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -25,13 +24,11 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 class JobLeases:
     """Claimed, renewed, reported."""
 
-    def __init__(
-        self, database: Database, claims: Claims, wake: Wake, settings: Callable[[], Settings]
-    ) -> None:
+    def __init__(self, context: Context, database: Database, claims: Claims) -> None:
         self._database = database
         self._claims = claims
-        self._wake = wake
-        self._settings = settings
+        self._wakeups = context.wakeups
+        self._settings = context.settings
 
     def routes(self) -> list[Route]:
         return [
@@ -105,7 +102,7 @@ class JobLeases:
         if claimed is None:
             return nothing()
         job = done(claimed)
-        self._wake.job_moved()
+        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
         fields = msgspec.structs.asdict(job)
         return answer(fields | {"safe_payload": raw(bytes(job.safe_payload).decode())})
 
@@ -119,7 +116,7 @@ class JobLeases:
         )
         told = done(renewed)
         if told.started:  # the others are no events
-            self._wake.job_moved()
+            self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
         return answer(msgspec.structs.asdict(told))
 
     async def _succeed(self, request: web.Request) -> web.Response:
@@ -152,5 +149,5 @@ class JobLeases:
         return await read_json(request, kind, self._settings().api.max_payload_bytes)
 
     def _told(self, result: msgspec.Struct) -> web.Response:
-        self._wake.job_moved()
+        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
         return answer(msgspec.structs.asdict(result))

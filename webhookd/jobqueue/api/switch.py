@@ -3,13 +3,11 @@
 To change them needs the scope `operate`: tokens with `jobs` are what executors have.
 """
 
-from collections.abc import Callable
-
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from webhookd.core.settings import Settings
+from webhookd.context import Context
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Row
 from webhookd.http.answers import answer, raw
@@ -17,22 +15,22 @@ from webhookd.http.auth import ACTOR
 from webhookd.http.bodies import read_json
 from webhookd.http.database import Database
 from webhookd.http.routes import Route
-from webhookd.http.wake import Wake
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue import reads as job_reads
 from webhookd.jobqueue.api import requests as job_requests
 from webhookd.jobqueue.api import responses as job_responses
 from webhookd.jobqueue.api.problems import done
 from webhookd.jobqueue.types import NewRegistration
+from webhookd.wakeups import Work
 
 
 class JobSubstrate:
     """What an operator decides."""
 
-    def __init__(self, database: Database, wake: Wake, settings: Callable[[], Settings]) -> None:
+    def __init__(self, context: Context, database: Database) -> None:
         self._database = database
-        self._wake = wake
-        self._settings = settings
+        self._wakeups = context.wakeups
+        self._settings = context.settings
 
     def routes(self) -> list[Route]:
         return [
@@ -78,7 +76,8 @@ class JobSubstrate:
         described = await self._database.ask(
             lambda connection: _changed(connection, asked, str(request[ACTOR]))
         )
-        self._wake.jobs_switched()
+        # Every instance: while the job queue is off, its keeper looks rarely.
+        self._wakeups.wake(Work.EVENTS, cluster=True)
         return answer(described)
 
     async def _register(self, request: web.Request) -> web.Response:

@@ -1,11 +1,9 @@
 """/v1/job-workflows: jobs that belong together, and how they are together."""
 
-from collections.abc import Callable
-
 import msgspec
 from aiohttp import web
 
-from webhookd.core.settings import Settings
+from webhookd.context import Context
 from webhookd.http.answers import answer
 from webhookd.http.auth import ACTOR
 from webhookd.http.bodies import path_uuid, read_json
@@ -25,9 +23,9 @@ DUPLICATE = 200
 class JobWorkflows:
     """The workflow resource: its status follows from its jobs, so it is only opened and looked at."""
 
-    def __init__(self, database: Database, settings: Callable[[], Settings]) -> None:
+    def __init__(self, context: Context, database: Database) -> None:
         self._database = database
-        self._settings = settings
+        self._settings = context.settings
 
     def routes(self) -> list[Route]:
         return [
