@@ -191,7 +191,7 @@ async def test_the_option_goes_before_the_file(make_daemon: MakeDaemon) -> None:
     daemon = await make_daemon(services={"enabled": ["api", "routing"]}).start("--services", "api")
     daemon.configure(services={"enabled": ["api", "reaper"]})
     assert await daemon.reload()
-    assert not daemon.logged("takes effect at the next start")
+    assert not daemon.logged("restart webhookd to apply it")
     assert daemon.metric("webhookd_service_up", service="routing") == 0
 
 

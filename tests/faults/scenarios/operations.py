@@ -157,7 +157,7 @@ SCENARIOS = (
         reloading,
         effects=("files_refused", "files_refused_in_storms", "signals"),
         forbidden=("leases_expired", "requests_doubled"),
-        may_log=("the configuration was not reloaded",),
+        may_log=("configuration not reloaded",),
         rounds=2,
         needs=Needs(tokens=True),
     ),

@@ -75,7 +75,7 @@ async def test_a_bad_file_changes_nothing(how: str, make_api: MakeApi) -> None:
     good = daemon.config_path.read_text()
     spoil(daemon)
     assert not await daemon.reload()
-    [line] = daemon.logged("the configuration was not reloaded")
+    [line] = daemon.logged("configuration not reloaded")
     assert words in line["message"]
     assert "\n" not in line["message"]
     assert "exception" not in line

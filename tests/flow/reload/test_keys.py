@@ -90,7 +90,7 @@ async def test_a_key_of_the_start_is_named_and_left_alone(make_api: MakeApi, end
         api={"listen": f"127.0.0.1:{free_port()}"},
     )
     assert await daemon.reload()
-    lines = [line["message"] for line in daemon.logged("takes effect at the next start")]
+    lines = [line["message"] for line in daemon.logged("restart webhookd to apply it")]
     assert {line.split(" ")[0].split(".")[0] for line in lines} == {"database", "services", "api"}
     assert "hunter2" not in "".join(daemon.said())
     assert (await api.event()).status == 202
@@ -104,4 +104,4 @@ async def test_a_key_of_the_start_is_named_as_long_as_it_waits(make_api: MakeApi
     for pool_size, named in ((5, 1), (5, 2), (4, 2)):
         daemon.configure(database={"pool_size": pool_size})
         assert await daemon.reload()
-        assert len(daemon.logged("takes effect at the next start")) == named
+        assert len(daemon.logged("restart webhookd to apply it")) == named

@@ -102,7 +102,7 @@ async def test_a_limit_lowered_without_the_database_holds_once_it_is_back(
     wire.cut()
     daemon.configure(retry={"max_attempts": 1})
     assert await daemon.reload()
-    await daemon.until(lambda: daemon.logged("waits for the database"), "waiting for the database")
+    await daemon.until(lambda: daemon.logged("is waiting for the database"), "waiting for the database")
     await wire.open()
     await daemon.until(lambda: daemon.get("/readyz")[0] == 200, "ready")
     await until(flow.daemon, "select count(*) = 1 from webhookd.dead_letters")
