@@ -14,7 +14,7 @@ from webhookd.db.pool import Pool
 
 # NOTIFY takes a lock on the whole cluster at commit: one at once or soon, see `ring`, then at most so often.
 NOTIFY_INTERVAL_SECONDS = 0.1
-# An application's session notifies at most every 50 ms (schema/functions/guards.sql): after a ring from
+# An application's session notifies at most every 50 ms (schema/deliveries/guards.sql): after a ring from
 # outside, what came in its shadow is there by then. Events are looked for in between, too: one after another
 # from one session, all but the first would else wait for the end of the shadow.
 SHADOW_SECONDS = 0.06

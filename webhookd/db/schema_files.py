@@ -8,6 +8,7 @@ from pathlib import Path
 
 _MIGRATION_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 _OWNER_LINE = re.compile(r"-- owner: ([a-z_]+)\n")
+_PRODUCTS = ("deliveries", "jobqueue")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def load(folder: Path) -> Schema:
         roles=(folder / "roles.sql").read_text("utf-8"),
         migrations=tuple(_migration(path) for path in sorted((folder / "migrations").glob("*.sql"))),
         revoke=(folder / "revoke.sql").read_text("utf-8"),
-        functions=tuple(_function_file(path) for path in sorted((folder / "functions").glob("*.sql"))),
+        functions=tuple(_function_files(folder)),
         triggers=(folder / "triggers.sql").read_text("utf-8"),
         grants=(folder / "grants.sql").read_text("utf-8"),
     )
@@ -87,12 +88,20 @@ def _migration(path: Path) -> Migration:
     return Migration(int(match[1]), path.stem, path.read_text("utf-8"))
 
 
-def _function_file(path: Path) -> FunctionFile:
+def _function_files(folder: Path) -> list[FunctionFile]:
+    """The functions, in an order in which each finds the helpers that it uses."""
+    paths = [folder / "common.sql"]
+    for product in _PRODUCTS:
+        paths += sorted((folder / product).glob("*.sql"), key=lambda path: (path.stem != "common", path))
+    return [_function_file(path.relative_to(folder).with_suffix("").as_posix(), path) for path in paths]
+
+
+def _function_file(name: str, path: Path) -> FunctionFile:
     text = path.read_text("utf-8")
     match = _OWNER_LINE.match(text)
     if match is None:
         raise ValueError(f"{path.name} does not begin with the line `-- owner: role`")
-    return FunctionFile(path.stem, match[1], text)
+    return FunctionFile(name, match[1], text)
 
 
 def _checksum(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Leases and reports: calls schema/functions/delivery.sql and reaper.sql."""
+"""Leases and reports: calls schema/deliveries/delivery.sql and reaper.sql."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime

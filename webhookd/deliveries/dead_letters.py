@@ -1,4 +1,4 @@
-"""Requeueing: calls schema/functions/deadletters.sql."""
+"""Requeueing: calls schema/deliveries/dead_letters.sql."""
 
 from datetime import datetime
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Events in: calls schema/functions/ingest.sql."""
+"""Events in: calls schema/deliveries/ingest.sql."""
 
 from collections.abc import Sequence
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Events to sagas: calls schema/functions/routing.sql."""
+"""Events to sagas: calls schema/deliveries/routing.sql."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What the orchestrator does to sagas: calls schema/functions/orchestration.sql."""
+"""What the orchestrator does to sagas: calls schema/deliveries/orchestration.sql."""
 
 from collections.abc import Sequence
 from datetime import datetime

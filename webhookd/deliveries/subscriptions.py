@@ -1,4 +1,4 @@
-"""Subscriptions: calls schema/functions/subscriptions.sql."""
+"""Subscriptions: calls schema/deliveries/subscriptions.sql."""
 
 from datetime import datetime
 from typing import Any, NamedTuple

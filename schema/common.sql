@@ -1,5 +1,5 @@
 -- owner: webhookd_owner
--- Owns: what several stages' functions share. No table is touched here.
+-- Owns: the helper functions that deliveries and the job queue share. They touch no table.
 
 -- Arguments are checked before anything is read: a refused call changes nothing.
 create or replace function webhookd.require(condition boolean, complaint text) returns void
@@ -13,14 +13,6 @@ $$;
 grant execute on function webhookd.require(boolean, text) to
     webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner, dead_letter_operator,
     subscription_admin, webhookd_jobs;
-
--- Whether an error is a row's own fault, so that the others of its batch should go on without it. Not: a conflict with
--- another transaction (40), the server's resources, locks, shutdown or disk (53, 55, 57, 58).
-create or replace function webhookd.is_of_one_row(state text) returns boolean
-language sql immutable set search_path = pg_catalog, webhookd, pg_temp as $$
-    select left(state, 2) <> all('{40,53,55,57,58}')
-$$;
-grant execute on function webhookd.is_of_one_row(text) to saga_orchestrator, job_worker;
 
 -- Before an answer that tells of an earlier commit. Writes a few bytes, so that this commit waits for a synchronous standby as
 -- that one did: its wait may have been cancelled, and a call that writes nothing would acknowledge what only the primary has.
@@ -50,33 +42,9 @@ grant execute on function
     webhookd.backoff(bigint, integer, double precision, double precision, double precision, double precision)
     to saga_orchestrator, webhookd_jobs;
 
-
 -- The forms that the tables' CHECKs ask for too. Here so that a call is refused in words, and before it changes anything.
 create or replace function webhookd.is_event_type(candidate text) returns boolean
 language sql immutable parallel safe as $$
     select coalesce(length(candidate) <= 100 and candidate ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$', false)
 $$;
-
-create or replace function webhookd.is_callback_url(candidate text) returns boolean
-language sql immutable parallel safe as $$
-    select coalesce(length(candidate) <= 500
-        and candidate ~ '^https://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z]([0-9A-Za-z.-]*[0-9A-Za-z])?)(:[0-9]{1,5})?([/?][!"$-~]*)?$', false)
-$$;
-
-create or replace function webhookd.is_secret(candidate text) returns boolean
-language sql immutable parallel safe as $$
-    select case when candidate ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
-                then octet_length(decode(substr(candidate, 7), 'base64')) between 24 and 64 else false end
-$$;
 grant execute on function webhookd.is_event_type(text) to webhookd_ingest, subscription_admin, webhookd_jobs;
-grant execute on function webhookd.is_callback_url(text), webhookd.is_secret(text) to subscription_admin;
-
--- What signs now, newest first.
-create or replace function webhookd.live_secrets(of webhookd.subscription_secrets) returns text[]
-language sql stable as $$
-    select (of).secret || array(
-        select p.secret
-        from unnest((of).previous_secrets, (of).previous_valid_until) with ordinality as p (secret, valid_until, age)
-        where p.valid_until > now() order by p.age)
-$$;
-grant execute on function webhookd.live_secrets(webhookd.subscription_secrets) to job_worker, subscription_admin;
