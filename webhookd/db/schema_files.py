@@ -13,7 +13,7 @@ _PRODUCTS = ("deliveries", "jobqueue")
 
 @dataclass(frozen=True)
 class Migration:
-    """A numbered change of the tables: applied once, never edited after a release."""
+    """A numbered change of the tables: applied once, never edited after the first tagged release."""
 
     version: int
     name: str
@@ -26,7 +26,7 @@ class Migration:
 
 @dataclass(frozen=True)
 class FunctionFile:
-    """A stage's functions: applied whenever any of them changes, as the role they belong to."""
+    """Functions of one owner, created as that role; all are applied again when any file changes."""
 
     name: str
     owner: str
@@ -35,7 +35,7 @@ class FunctionFile:
 
 @dataclass(frozen=True)
 class Schema:
-    """Everything `migrate` applies, in its order."""
+    """Everything that `webhookd migrate` applies, in the order of application."""
 
     roles: str
     migrations: tuple[Migration, ...]
@@ -46,12 +46,12 @@ class Schema:
 
     @property
     def triggers_checksum(self) -> str:
-        """Apart, because applying them locks tables."""
+        """A checksum of its own, because applying triggers locks tables."""
         return _checksum(self.triggers)
 
     @property
     def code_checksum(self) -> str:
-        """Of all else that is applied anew as a whole: the roles, the functions and the rights."""
+        """Of everything that is applied together: the roles, the functions and the privileges."""
         return _checksum(
             "\0".join([self.roles, self.revoke, *(file.text for file in self.functions), self.grants])
         )
@@ -59,7 +59,7 @@ class Schema:
 
 @cache
 def shipped() -> Schema:
-    """The schema that belongs to this webhookd."""
+    """Return the schema of this webhookd."""
     return load(_folder())
 
 
