@@ -3,7 +3,7 @@
 
 -- Arguments are checked before anything is read: a refused call changes nothing.
 create or replace function webhookd.require(condition boolean, complaint text) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if condition is not true then
         raise exception using errcode = 'WH400', message = complaint;
@@ -17,7 +17,7 @@ grant execute on function webhookd.require(boolean, text) to
 -- Before an answer that tells of an earlier commit. Writes a few bytes, so that this commit waits for a synchronous standby as
 -- that one did: its wait may have been cancelled, and a call that writes nothing would acknowledge what only the primary has.
 create or replace function webhookd.wait_as_the_first() returns void
-language sql as $$
+language sql set search_path = pg_catalog, webhookd, pg_temp as $$
     select pg_logical_emit_message(true, 'webhookd', 'duplicate')
 $$;
 grant execute on function webhookd.wait_as_the_first() to webhookd_ingest, webhookd_jobs;
@@ -30,7 +30,7 @@ create or replace function webhookd.backoff(
     saga_id bigint, attempt_count integer, base_delay_seconds double precision,
     max_delay_seconds double precision, jitter double precision, retry_after_seconds double precision)
 returns interval
-language sql immutable parallel safe as $$
+language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select make_interval(secs => round(least(max_delay_seconds::numeric, greatest(
         coalesce(retry_after_seconds, 0)::numeric,
         base_delay_seconds::numeric * power(2::numeric, least(greatest(attempt_count - 1, 0), 62))
@@ -44,7 +44,7 @@ grant execute on function
 
 -- The forms that the tables' CHECKs ask for too. Here so that a call is refused in words, and before it changes anything.
 create or replace function webhookd.is_event_type(candidate text) returns boolean
-language sql immutable parallel safe as $$
+language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select coalesce(length(candidate) <= 100 and candidate ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$', false)
 $$;
 grant execute on function webhookd.is_event_type(text) to webhookd_ingest, subscription_admin, webhookd_jobs;

@@ -11,13 +11,13 @@ grant execute on function webhookd.is_of_one_row(text) to saga_orchestrator, job
 
 -- The forms that the tables' CHECKs ask for too. Here so that a call is refused in words, and before it changes anything.
 create or replace function webhookd.is_callback_url(candidate text) returns boolean
-language sql immutable parallel safe as $$
+language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select coalesce(length(candidate) <= 500
         and candidate ~ '^https://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z]([0-9A-Za-z.-]*[0-9A-Za-z])?)(:[0-9]{1,5})?([/?][!"$-~]*)?$', false)
 $$;
 
 create or replace function webhookd.is_secret(candidate text) returns boolean
-language sql immutable parallel safe as $$
+language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select case when candidate ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
                 then octet_length(decode(substr(candidate, 7), 'base64')) between 24 and 64 else false end
 $$;
@@ -25,7 +25,7 @@ grant execute on function webhookd.is_callback_url(text), webhookd.is_secret(tex
 
 -- What signs now, newest first.
 create or replace function webhookd.live_secrets(of webhookd.subscription_secrets) returns text[]
-language sql stable as $$
+language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
     select (of).secret || array(
         select p.secret
         from unnest((of).previous_secrets, (of).previous_valid_until) with ordinality as p (secret, valid_until, age)

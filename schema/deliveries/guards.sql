@@ -3,7 +3,7 @@
 -- calls which of them is in triggers.sql.
 
 create or replace function webhookd.refuse_change() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if tg_level = 'STATEMENT' then
         raise exception using errcode = 'WH410', message = format('%s are immutable: no %s', tg_table_name, tg_op);
@@ -14,7 +14,7 @@ end
 $$;
 
 create or replace function webhookd.refuse_transition() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if tg_op = 'INSERT' then
         raise exception using
@@ -68,7 +68,7 @@ $$;
 -- subscriptions ---------------------------------------------------------------------------------------------------
 
 create or replace function webhookd.distrust_new_address() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     new.verified := false;
     return new;

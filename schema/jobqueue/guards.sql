@@ -3,7 +3,7 @@
 -- lifecycle events, and queue the events that generate jobs. Which change calls which of them is in triggers.sql.
 
 create or replace function webhookd.refuse_work_transition() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if tg_op = 'INSERT' then
         raise exception using
@@ -98,7 +98,7 @@ $$;
 -- What `dot.job.…` says is true because only the substrate's functions say it. Asked with the rights of who inserts: inside
 -- those functions that is their owner.
 create or replace function webhookd.refuse_reserved_event() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if current_user <> 'webhookd_jobs' then
         raise exception using

@@ -74,7 +74,7 @@ grant execute on function webhookd.fn_job_claim(text, text, text, text, double p
 
 -- Why a token does not speak for a job; null if it does.
 create or replace function webhookd.lease_refusal(job webhookd.job_queue, token uuid) returns jsonb
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform webhookd.require(token is not null, 'lease_token must not be null');
     return case when job.job_id is null then webhookd.refused('unknown_job')
@@ -131,7 +131,7 @@ grant execute on function webhookd.fn_job_progress(uuid, text, uuid, text) to wo
 
 -- What a report made of a job.
 create or replace function webhookd.report_told(command text, job webhookd.job_queue, is_duplicate boolean) returns jsonb
-language sql stable as $$
+language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
     select jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
                               'duplicate', is_duplicate)
         || case when command <> 'fn_job_succeed'
