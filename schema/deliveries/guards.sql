@@ -90,10 +90,7 @@ $$;
 -- subscription that are there, which never go (events are immutable, and a subscription's change log refers to it); and
 -- one that has jobs stays.
 create or replace function webhookd.require_event_and_subscription() returns trigger
-language plpgsql security definer
--- By the primary keys, as a foreign key looks, also in a session that planned it when the tables were small.
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if exists (select from new_sagas n where not exists (select from events e where e.id = n.event_id))
         or exists (select from (select distinct n.subscription_id from new_sagas n) n

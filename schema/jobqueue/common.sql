@@ -73,9 +73,7 @@ $$;
 create or replace function webhookd.record_job_moves(
     command text, actor text, job_ids uuid[], from_statuses text[], to_statuses text[], lifecycle_events text[], details jsonb[])
 returns void
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     with given as materialized (
         select m.*, case when m.lifecycle_event is not null then nextval('events_id_seq') end as event_id
@@ -134,9 +132,7 @@ $$;
 
 -- A job for whoever means to move it: who comes second waits, and finds it moved. A row of nulls if there is none.
 create or replace function webhookd.lock_work(wanted_id uuid) returns webhookd.job_queue
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job job_queue;
 begin

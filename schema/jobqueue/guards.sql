@@ -56,9 +56,7 @@ $$;
 -- that are free and leaves the jobs of the others: who adds a step to a workflow and then reports, in one transaction, holds the
 -- workflow's row and waits for the job's.
 create or replace function webhookd.derive_workflow_status() returns trigger
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     succeeded_jobs bigint;
     dead_jobs bigint;

@@ -4,6 +4,7 @@ All by the login `migrator`, which has CREATEROLE and owns the databases, and is
 """
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -358,6 +359,7 @@ BROKEN: dict[str, Callable[[Schema], Schema]] = {
     "migration's syntax": lambda schema: with_migration(schema, "create tabel webhookd.half ()"),
     "function": lambda schema: with_function(schema, "create function webhookd.half() returns nonsense"),
     "owner": lambda schema: with_function(schema, "select 1", owner="no_such_role"),
+    "planner": lambda schema: replace(schema, planner="alter function webhookd.no set jit = off"),
     "rights": lambda schema: replace(
         schema, grants=f"{schema.grants}\ngrant select on webhookd.no to public"
     ),
@@ -486,6 +488,38 @@ async def test_older_functions_are_applied_anew(database: Database, version: str
     )
     assert row is not None
     assert tuple(row) == (shipped().code_checksum, __version__)
+
+
+def test_planner_settings_are_in_planner_sql_alone() -> None:
+    """A function file sets nothing but search_path."""
+    for file in shipped().functions:
+        headers = re.findall(r"^create or replace function.*?\$\$", file.text, re.MULTILINE | re.DOTALL)
+        for header in headers:
+            assert set(re.findall(r"\bset (\w+) =", header)) == {"search_path"}, header
+
+
+async def test_planner_settings_survive_a_changed_function(database: Database) -> None:
+    """CREATE OR REPLACE resets a function's settings; migrating applies planner.sql after it."""
+    settings = """
+        select proname, array(select s from unnest(proconfig) s order by s) as settings from pg_proc
+        where pronamespace = 'webhookd'::regnamespace order by oid
+        """
+    superuser = await database.connect("superuser")
+    before = await superuser.fetch(settings)
+    assert sum("jit=off" in row["settings"] for row in before) == shipped().planner.count("alter function")
+    changed = with_replaced(shipped(), "batch_size must be at least 1", "batch_size must be one or more")
+    assert await migrate(database.dsn("migrator"), changed) == CODE
+    assert await superuser.fetch(settings) == before
+
+
+async def test_changed_planner_settings_are_applied(database: Database) -> None:
+    """planner.sql belongs to the checksum of the functions and privileges."""
+    superuser = await database.connect("superuser")
+    planner = shipped().planner.replace("set enable_nestloop = off", "set enable_nestloop = on")
+    assert await migrate(database.dsn("migrator"), replace(shipped(), planner=planner)) == CODE
+    assert "enable_nestloop=on" in await superuser.fetchval(
+        "select proconfig from pg_proc where proname = 'report_results'"
+    )
 
 
 def test_all_functions_of_one_name_are_of_one_owner() -> None:

@@ -210,7 +210,7 @@ CALLABLE: dict[str, set[str]] = {
     "dot_executor": EXECUTORS,
     "webhookd_jobs": {"require", "backoff", "is_event_type", "wait_as_the_first"},
     "webhookd_reader": {"backlog", "fn_job_queue_health"},
-    "webhookd_ingest": {"require", "is_event_type", "wait_as_the_first"},
+    "webhookd_ingest": {"require", "wait_as_the_first"},
     "router_worker": {"require"},
     "saga_orchestrator": {"require", "backoff", "bury", "is_of_one_row"},
     "job_worker": {"require", "live_secrets", "is_of_one_row"},
@@ -523,7 +523,7 @@ async def test_every_function_has_the_owner_and_the_rights_expected(flow: "Flow"
 
 
 async def test_every_function_has_a_fixed_search_path(flow: "Flow") -> None:
-    """Its names and operators mean the same for every caller; pg_temp, which a caller can fill, comes last."""
+    """Its names and operators are the same for every caller; pg_temp, which a caller can fill, is last."""
     rows = await flow.superuser.fetch(
         """
         select proname, array(select c from unnest(proconfig) c where c like 'search_path=%') as paths
@@ -538,7 +538,7 @@ async def test_every_function_has_a_fixed_search_path(flow: "Flow") -> None:
 async def test_an_operator_of_the_caller_does_not_open_reserved_events(
     flow: "Flow", database: "Database"
 ) -> None:
-    """The trigger that reserves `dot.job.` uses PostgreSQL's `<>`, and not one on the caller's search path."""
+    """The trigger that reserves `dot.job.` uses PostgreSQL's `<>`, not one of the caller's schema."""
     schema, login = f"mine_{database.name}", database.login_name("application")
     await flow.superuser.execute(f"create schema {schema} authorization {login}")
     application = await database.connect("application")

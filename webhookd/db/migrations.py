@@ -216,6 +216,7 @@ async def _apply_code(connection: Connection, schema: Schema) -> None:
     # A function that was not replaced is from an earlier release and in no file any more.
     for signature, _ in sorted(earlier.items() & (await _functions(connection)).items()):
         await connection.execute(f"drop routine {signature}")
+    await connection.execute(schema.planner)
     await connection.execute(schema.grants)
 
 

@@ -41,6 +41,7 @@ class Schema:
     migrations: tuple[Migration, ...]
     revoke: str
     functions: tuple[FunctionFile, ...]
+    planner: str
     triggers: str
     grants: str
 
@@ -51,9 +52,11 @@ class Schema:
 
     @property
     def code_checksum(self) -> str:
-        """Of everything that is applied together: the roles, the functions and the privileges."""
+        """Of everything that is applied together: roles, functions, planner settings and privileges."""
         return _checksum(
-            "\0".join([self.roles, self.revoke, *(file.text for file in self.functions), self.grants])
+            "\0".join(
+                [self.roles, self.revoke, *(file.text for file in self.functions), self.planner, self.grants]
+            )
         )
 
 
@@ -70,6 +73,7 @@ def load(folder: Path) -> Schema:
         migrations=tuple(_migration(path) for path in sorted((folder / "migrations").glob("*.sql"))),
         revoke=(folder / "revoke.sql").read_text("utf-8"),
         functions=tuple(_function_files(folder)),
+        planner=(folder / "planner.sql").read_text("utf-8"),
         triggers=(folder / "triggers.sql").read_text("utf-8"),
         grants=(folder / "grants.sql").read_text("utf-8"),
     )
