@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from tests.faults import previous
 from tests.faults.instance import REAPER_INTERVAL_SECONDS, SETTINGS, Instance, failpoint_environment
 from tests.faults.plan import Needs
 from tests.faults.surroundings import Surroundings
@@ -156,11 +155,7 @@ async def open_bed(
         server = surroundings.server
         cluster = Cluster(server)
         await cluster.prepare()
-        tree = previous.unpack(needs.previous, folder / "previous") if needs.previous else None
-        if tree is None:
-            database = await cluster.create_database(migrated=True)
-        else:
-            database = await previous.create_database(cluster, tree)
+        database = await cluster.create_database(migrated=True)
         await surroundings.place(database)
         stack.push_async_callback(database.close)
         endpoint = stack.enter_context(Endpoint(certificates.good))
@@ -177,7 +172,7 @@ async def open_bed(
             bed.names.answer("hooks.example", "127.0.0.1")
         await subscribe(bed)
         for number in range(needs.instances):
-            instance = await make_instance(bed, number, tree)
+            instance = await make_instance(bed, number)
             stack.push_async_callback(instance.end)
             bed.instances.append(instance)
         await asyncio.gather(*(instance.start() for instance in bed.instances))
@@ -214,8 +209,8 @@ async def subscribe(bed: Bed) -> None:
     await bed.database.close()
 
 
-async def make_instance(bed: Bed, number: int, tree: Path | None = None) -> Instance:
-    """One that is still to be started: of this release, or of the one in the tree."""
+async def make_instance(bed: Bed, number: int) -> Instance:
+    """One that is still to be started."""
     folder = made(bed.folder / f"instance{number}")
     failpoints = made(folder / "failpoints") if bed.needs.failpoints else None
     dsn, wire = bed.surroundings.dsn(bed.database), None
@@ -226,7 +221,6 @@ async def make_instance(bed: Bed, number: int, tree: Path | None = None) -> Inst
     environment = failpoint_environment(failpoints) if failpoints else {}
     environment |= bed.names.environment if bed.names else {}
     environment |= bed.surroundings.environment(number)
-    environment |= {"PYTHONPATH": str(tree)} if tree else {}
     daemon = DaemonProcess(folder, dsn, environment, **SETTINGS)
     daemon.configure(delivery={"ca_file": str(bed.certificates.ca_file)})
     if bed.needs.tokens:

@@ -49,7 +49,6 @@ class Needs:
     wrong_clock: bool = False
     bad_endpoints: bool = False
     tokens: bool = False
-    previous: str = ""  # the commit that instances are of, and whose schema the database has
     # Of the daemon's configuration, "section.key": value.
     settings: Mapping[str, object] = field(default_factory=dict)
     # Of PostgreSQL's.

@@ -65,7 +65,7 @@ async def test_a_login_that_may_not_migrate_is_told_so(
 ) -> None:
     """auto_migrate with the daemon's own login: what it lacks, and nothing is changed."""
     daemon = make_daemon(database={"dsn": empty_database.dsn("daemon"), "auto_migrate": True})
-    assert "may not migrate" in await refused(daemon, 1)
+    assert "cannot migrate" in await refused(daemon, 1)
 
 
 @pytest.mark.parametrize("auto_migrate", [False, True])

@@ -4,6 +4,7 @@ All by the login `migrator`, which has CREATEROLE and owns the databases, and is
 """
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -29,6 +30,17 @@ CODE = Pending((), code=True, triggers=False)
 OWNING_ROLES = (
     "webhookd_owner, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,"
     " dead_letter_operator, subscription_admin, webhookd_jobs"
+)
+
+PRE_RELEASE_MIGRATIONS = (
+    "0001_tables",
+    "0002_pages",
+    "0003_speed",
+    "0004_job_substrate",
+    "0005_jobs",
+    "0006_renewals",
+    "0007_decisions",
+    "0008_scheduled",
 )
 
 # What is in the schema, in words that are the same in every database that has the same.
@@ -347,6 +359,7 @@ BROKEN: dict[str, Callable[[Schema], Schema]] = {
     "migration's syntax": lambda schema: with_migration(schema, "create tabel webhookd.half ()"),
     "function": lambda schema: with_function(schema, "create function webhookd.half() returns nonsense"),
     "owner": lambda schema: with_function(schema, "select 1", owner="no_such_role"),
+    "planner": lambda schema: replace(schema, planner="alter function webhookd.no set jit = off"),
     "rights": lambda schema: replace(
         schema, grants=f"{schema.grants}\ngrant select on webhookd.no to public"
     ),
@@ -395,13 +408,33 @@ async def refused_unchanged(database: Database, schema: Schema | None = None) ->
     return messages[0]
 
 
-async def test_an_edited_migration_is_refused(database: Database) -> None:
-    """A migration that is not the one applied, by a single character, is named and refused."""
-    first = shipped().migrations[0]
-    edited = replace(shipped(), migrations=(replace(first, text=f"{first.text} "), *shipped().migrations[1:]))
+async def test_edited_migration_is_refused(database: Database) -> None:
+    """A migration that differs by a single character from the applied one is named and refused."""
+    later = with_migration(shipped(), "create table webhookd.more ()")
+    await migrate(database.dsn("migrator"), later)
+    edited = with_migration(shipped(), "create table webhookd.more () ")
     assert await refused_unchanged(database, edited) == (
-        f"migration {first.name} is not the one that was applied to the database:"
-        " an applied migration is never edited"
+        "migration 0002_more differs from the one that was applied to the database:"
+        " an applied migration must never be edited"
+    )
+
+
+@pytest.mark.parametrize("migrations_known", [1, 8], ids=["before 0002", "latest"])
+async def test_database_of_a_pre_release_is_refused(database: Database, migrations_known: int) -> None:
+    """The migration table of a pre-release gives one sentence that says what to do."""
+    superuser = await database.connect("superuser")
+    await superuser.execute("delete from webhookd.schema_migrations")
+    for number, name in enumerate(PRE_RELEASE_MIGRATIONS[:migrations_known], start=1):
+        await superuser.execute(
+            "insert into webhookd.schema_migrations (version, name, checksum, webhookd_version)"
+            " values ($1, $2, $3, '0.1.0')",
+            number,
+            name,
+            "another checksum",
+        )
+    assert await refused_unchanged(database) == (
+        "this database was created by a pre-release of webhookd and cannot be migrated: create a new database"
+        " (for the embedded server: set database.data_dir to an empty folder)"
     )
 
 
@@ -434,7 +467,7 @@ async def test_newer_functions_are_refused_as_newer(database: Database, version:
     await set_code_version(database, version)
     message = await refused_unchanged(database)
     assert "newer than this webhookd" in message
-    assert f"they are of {version}, this is {__version__}" in message
+    assert f"they are from {version}, this is {__version__}" in message
 
 
 async def test_the_same_functions_of_a_newer_release_are_fine(database: Database) -> None:
@@ -455,6 +488,38 @@ async def test_older_functions_are_applied_anew(database: Database, version: str
     )
     assert row is not None
     assert tuple(row) == (shipped().code_checksum, __version__)
+
+
+def test_planner_settings_are_in_planner_sql_alone() -> None:
+    """A function file sets nothing but search_path."""
+    for file in shipped().functions:
+        headers = re.findall(r"^create or replace function.*?\$\$", file.text, re.MULTILINE | re.DOTALL)
+        for header in headers:
+            assert set(re.findall(r"\bset (\w+) =", header)) == {"search_path"}, header
+
+
+async def test_planner_settings_survive_a_changed_function(database: Database) -> None:
+    """CREATE OR REPLACE resets a function's settings; migrating applies planner.sql after it."""
+    settings = """
+        select proname, array(select s from unnest(proconfig) s order by s) as settings from pg_proc
+        where pronamespace = 'webhookd'::regnamespace order by oid
+        """
+    superuser = await database.connect("superuser")
+    before = await superuser.fetch(settings)
+    assert sum("jit=off" in row["settings"] for row in before) == shipped().planner.count("alter function")
+    changed = with_replaced(shipped(), "batch_size must be at least 1", "batch_size must be one or more")
+    assert await migrate(database.dsn("migrator"), changed) == CODE
+    assert await superuser.fetch(settings) == before
+
+
+async def test_changed_planner_settings_are_applied(database: Database) -> None:
+    """planner.sql belongs to the checksum of the functions and privileges."""
+    superuser = await database.connect("superuser")
+    planner = shipped().planner.replace("set enable_nestloop = off", "set enable_nestloop = on")
+    assert await migrate(database.dsn("migrator"), replace(shipped(), planner=planner)) == CODE
+    assert "enable_nestloop=on" in await superuser.fetchval(
+        "select proconfig from pg_proc where proname = 'report_results'"
+    )
 
 
 def test_all_functions_of_one_name_are_of_one_owner() -> None:
@@ -499,7 +564,7 @@ async def test_a_schema_of_somebody_else_is_refused(empty_database: Database, co
     tables = "select array(select relname::text from pg_class where relnamespace = 'webhookd'::regnamespace)"
     before = await migrator.fetchval(tables)
     for ask in (migrate, check):
-        with pytest.raises(SchemaProblem, match="a schema named webhookd that webhookd did not make"):
+        with pytest.raises(SchemaProblem, match="a schema named webhookd that webhookd did not create"):
             await ask(empty_database.dsn("migrator"))
     assert await migrator.fetchval(tables) == before
 
@@ -599,7 +664,7 @@ async def one_problem(ask: Awaitable[Pending]) -> str:
 async def test_a_login_without_createrole_is_told(empty_database: Database) -> None:
     """Where the roles are there already, a login with no rights at all gets one clear line."""
     message = await one_problem(migrate(empty_database.dsn("stranger")))
-    assert "this login may not migrate" in message
+    assert "this login cannot migrate" in message
     assert "CREATEROLE" in message
     assert not await has_schema(await empty_database.connect("superuser"))
 
@@ -611,7 +676,7 @@ async def test_a_login_without_createrole_is_told_on_a_new_cluster(
     role = f"{cluster.prefix}_role_{secrets.token_hex(4)}"
     schema = with_role(shipped(), role, "webhookd_owner")
     message = await one_problem(migrate(empty_database.dsn("stranger"), schema))
-    assert "this login may not migrate" in message
+    assert "this login cannot migrate" in message
     assert "CREATEROLE" in message
     superuser = await empty_database.connect("superuser")
     assert await superuser.fetchval("select to_regrole($1)", role) is None
@@ -630,7 +695,7 @@ async def test_a_second_migrator_is_told_what_to_grant(
             await migrate(dsn)
         said, grant = str(caught.value).split(" (As that login or a superuser: ")
         assert said == (
-            "the database could not be migrated: "
+            "the migration failed: "
             f'role "webhookd_owner" was made by another login, and "{second.name}" may not use it'
         )
         assert not await has_schema(superuser)
@@ -674,7 +739,7 @@ async def test_check_says_what_is_pending_and_changes_nothing(empty_database: Da
     assert await check(dsn) == EVERYTHING
     assert EVERYTHING.describe() == [
         *(migration.name for migration in shipped().migrations),
-        "functions and rights",
+        "functions and privileges",
         "triggers",
     ]
     assert not await has_schema(superuser)
@@ -713,8 +778,8 @@ async def test_who_may_not_look_is_told_so(database: Database, login: Login) -> 
     """A login without the right to look gets one line with the role to grant, not a guess."""
     for ask in (check, migrate):
         message = await one_problem(ask(database.dsn(login)))
-        assert "this login may not look at the schema" in message
-        assert "nor one that was granted webhookd_app" in message
+        assert "this login cannot read the schema" in message
+        assert "one with the role webhookd_app" in message
 
 
 async def test_a_changed_function_locks_no_table(database: Database) -> None:

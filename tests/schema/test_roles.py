@@ -210,7 +210,7 @@ CALLABLE: dict[str, set[str]] = {
     "dot_executor": EXECUTORS,
     "webhookd_jobs": {"require", "backoff", "is_event_type", "wait_as_the_first"},
     "webhookd_reader": {"backlog", "fn_job_queue_health"},
-    "webhookd_ingest": {"require", "is_event_type", "wait_as_the_first"},
+    "webhookd_ingest": {"require", "wait_as_the_first"},
     "router_worker": {"require"},
     "saga_orchestrator": {"require", "backoff", "bury", "is_of_one_row"},
     "job_worker": {"require", "live_secrets", "is_of_one_row"},
@@ -522,19 +522,38 @@ async def test_every_function_has_the_owner_and_the_rights_expected(flow: "Flow"
     assert len(rows) == len(found), "two functions of one name: callers could be given the wrong one"
 
 
-async def test_a_definer_function_has_a_fixed_search_path(flow: "Flow") -> None:
-    """Its names mean the same for every caller; pg_temp, which a caller can fill, comes last."""
+async def test_every_function_has_a_fixed_search_path(flow: "Flow") -> None:
+    """Its names and operators are the same for every caller; pg_temp, which a caller can fill, is last."""
     rows = await flow.superuser.fetch(
         """
         select proname, array(select c from unnest(proconfig) c where c like 'search_path=%') as paths
-        from pg_proc where pronamespace = 'webhookd'::regnamespace and prosecdef
+        from pg_proc where pronamespace = 'webhookd'::regnamespace
         """
     )
     assert {row["proname"]: row["paths"] for row in rows} == {
-        name: ["search_path=pg_catalog, webhookd, pg_temp"]
-        for name, (_, rights) in OWNED.items()
-        if rights == "definer"
+        name: ["search_path=pg_catalog, webhookd, pg_temp"] for name in OWNED
     }
+
+
+async def test_an_operator_of_the_caller_does_not_open_reserved_events(
+    flow: "Flow", database: "Database"
+) -> None:
+    """The trigger that reserves `dot.job.` uses PostgreSQL's `<>`, not one of the caller's schema."""
+    schema, login = f"mine_{database.name}", database.login_name("application")
+    await flow.superuser.execute(f"create schema {schema} authorization {login}")
+    application = await database.connect("application")
+    await application.execute(
+        f"""
+        create function {schema}.never(name, name) returns boolean language sql as 'select false';
+        create function {schema}.never(name, text) returns boolean language sql as 'select false';
+        create operator {schema}.<> (leftarg = name, rightarg = name, function = {schema}.never);
+        create operator {schema}.<> (leftarg = name, rightarg = text, function = {schema}.never);
+        set search_path = {schema}, pg_catalog;
+        """
+    )
+    assert not await application.fetchval("select 'a'::name <> 'b'"), "the caller's own operator is used"
+    forged = "insert into webhookd.events (event_type, payload) values ('dot.job.succeeded', '{}')"
+    assert await refusal(application, forged) == "WH400"
 
 
 async def test_a_callers_temporary_table_is_not_mistaken_for_ours(flow: "Flow", database: "Database") -> None:

@@ -208,7 +208,7 @@ async def test_dp2_self_test(database: "Database", subtests: "pytest.Subtests") 
     with subtests.test("defines_executor_set_compatible_with_§11_5"):
         assert listed(checks["job_queue_executor_check"]) == EXECUTORS
 
-    migration = next(each for each in shipped().migrations if each.name == "0004_job_substrate")
+    migration = next(each for each in shipped().migrations if each.name == "0001_baseline")
     with subtests.test("no_vector_in_transient; signal_not_data"):
         verbatim = (
             "CHECK (NOT safe_payload ?| ARRAY['body','content','raw','vector','embedding','secret','token',"

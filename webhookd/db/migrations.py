@@ -1,8 +1,8 @@
-"""Brings a database to this webhookd's schema, or says why not.
+"""Migrates a database to the schema of this webhookd, or refuses it with the reason.
 
-First the cluster's roles, in a transaction of their own; then, in one transaction under an advisory lock,
-the migrations not applied yet, and the functions and rights if they changed. Whoever comes second finds
-nothing to do.
+The roles, which belong to the cluster, are created in a transaction of their own. Then one transaction, under
+an advisory lock, applies the pending migrations, and the functions, privileges and triggers if they changed.
+A second migration that waited for the lock finds nothing to do.
 """
 
 import re
@@ -18,15 +18,16 @@ from webhookd.db.connection import Connection, connected
 from webhookd.db.schema_files import FunctionFile, Migration, Schema, shipped
 
 OLDEST_SERVER = 15
-# How long to wait for another migration; and for a transaction on our tables, while others queue behind us.
+# How long to wait for another migration to end.
 MIGRATION_TIMEOUT_SECONDS = 60
+# How long to wait for a table's lock. Short, because every other user of the table queues behind this wait.
 TABLE_LOCK_TIMEOUT_SECONDS = 3
 
-# Any number does, as long as every webhookd uses it. Transaction-scoped: it also holds behind PgBouncer.
+# An arbitrary number that all versions share. A transaction-level lock also works behind PgBouncer.
 _LOCK_KEY = 0x77656268_6F6F6B64
 _OWNER = "webhookd_owner"
 _CREATED = re.compile(r"^create or replace function webhookd\.(\w+)", re.MULTILINE)
-# The parts of schema_code.
+# The values of schema_code.part.
 _FUNCTIONS = "functions"
 _TRIGGERS = "triggers"
 
@@ -49,16 +50,16 @@ create table webhookd.schema_code (
 
 @dataclass(frozen=True)
 class Installed:
-    """What a database says of itself; empty before the first migration."""
+    """The schema that a database has, by its own record; empty before the first migration."""
 
-    migrations: dict[int, str]
-    code: dict[str, str]  # checksums, by part
-    code_version: str | None  # the newest webhookd that applied any
+    migrations: dict[int, str]  # checksum by version
+    code: dict[str, str]  # checksum by part
+    code_version: str | None  # the newest webhookd version that applied a part
 
 
 @dataclass(frozen=True)
 class Pending:
-    """What is still to be done; nothing of it when the database is up to date."""
+    """What migrating would apply; false if the database is up to date."""
 
     migrations: tuple[Migration, ...]
     code: bool
@@ -68,44 +69,43 @@ class Pending:
         return bool(self.migrations) or self.code or self.triggers
 
     def describe(self) -> list[str]:
-        """A line for each thing to do."""
         lines = [migration.name for migration in self.migrations]
-        return lines + ["functions and rights"] * self.code + ["triggers"] * self.triggers
+        return lines + ["functions and privileges"] * self.code + ["triggers"] * self.triggers
 
 
 async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
-    """Bring the database up to date. Returns what was done."""
+    """Bring the database up to date and return what was applied."""
     schema = schema or shipped()
     async with connected(dsn) as connection:
         await _require_usable(connection)
-        # Looked at without lock or rights first: an up-to-date database is left alone, whoever asks.
+        # First without a lock: on an up-to-date database, every login that can read the schema succeeds.
         if not compare(schema, await _installed(connection)):
             return Pending((), code=False, triggers=False)
-        await _require_rights(connection)
+        await _require_privileges(connection)
         try:
             async with connection.transaction():
-                await _use_own_names(connection)
+                await _fix_search_path(connection)
                 await connection.execute(schema.roles)
             async with connection.transaction():
                 return await _apply(connection, schema)
         except asyncpg.InsufficientPrivilegeError as error:
             raise SchemaProblem(
-                f"this login may not migrate: {error.message} "
+                f"this login cannot migrate: {error.message} "
                 "(it needs CREATEROLE, and CREATE on the database)"
             ) from error
         except asyncpg.PostgresError as error:
-            # A role of another login, a lock not got, a read-only database: whatever, it is for a person.
+            # For example a role of another login, a lock timeout, a read-only database: for the operator.
             hint = f" ({error.hint})" if error.hint else ""
-            raise SchemaProblem(f"the database could not be migrated: {error.message}{hint}") from error
+            raise SchemaProblem(f"the migration failed: {error.message}{hint}") from error
 
 
 def everything() -> Pending:
-    """What there is to do where nothing was done yet."""
+    """What migrating an empty database applies."""
     return Pending(tuple(shipped().migrations), code=True, triggers=True)
 
 
 async def check(dsn: str, schema: Schema | None = None) -> Pending:
-    """What migrating would do; changes nothing."""
+    """Return what migrating would apply, without changing anything."""
     schema = schema or shipped()
     async with connected(dsn) as connection:
         await _require_usable(connection)
@@ -113,19 +113,26 @@ async def check(dsn: str, schema: Schema | None = None) -> Pending:
 
 
 def compare(schema: Schema, installed: Installed) -> Pending:
-    """What the database lacks. Refuses a database that is ahead of us, or whose past is not ours."""
+    """Return what the database lacks; refuse one that is newer, or whose migrations are not ours."""
     known = {migration.version: migration for migration in schema.migrations}
+    baseline = min(known)
+    # Checked before unknown versions: the pre-releases had migrations 0002 to 0008, which are not newer.
+    if installed.migrations.get(baseline, known[baseline].checksum) != known[baseline].checksum:
+        raise SchemaProblem(
+            "this database was created by a pre-release of webhookd and cannot be migrated: create a new "
+            "database (for the embedded server: set database.data_dir to an empty folder)"
+        )
     ahead = sorted(set(installed.migrations) - set(known))
     if ahead:
         raise SchemaProblem(
             f"the database's schema is newer than this webhookd: it has migration {ahead[-1]:04d}, "
-            f"webhookd {__version__} knows up to {max(known, default=0):04d}. Upgrade webhookd"
+            f"webhookd {__version__} knows up to {max(known):04d}. Upgrade webhookd"
         )
     for version, checksum in installed.migrations.items():
         if known[version].checksum != checksum:
             raise SchemaProblem(
-                f"migration {known[version].name} is not the one that was applied to the database: "
-                "an applied migration is never edited"
+                f"migration {known[version].name} differs from the one that was applied to the database: "
+                "an applied migration must never be edited"
             )
     code = installed.code.get(_FUNCTIONS) != schema.code_checksum
     triggers = installed.code.get(_TRIGGERS) != schema.triggers_checksum
@@ -133,7 +140,7 @@ def compare(schema: Schema, installed: Installed) -> Pending:
     if newer and (code or triggers):
         raise SchemaProblem(
             "the database's functions are newer than this webhookd: "
-            f"they are of {installed.code_version}, this is {__version__}. Upgrade webhookd"
+            f"they are from {installed.code_version}, this is {__version__}. Upgrade webhookd"
         )
     pending = tuple(
         migration for migration in schema.migrations if migration.version not in installed.migrations
@@ -142,11 +149,11 @@ def compare(schema: Schema, installed: Installed) -> Pending:
 
 
 async def _apply(connection: Connection, schema: Schema) -> Pending:
-    await _use_own_names(connection)
+    await _fix_search_path(connection)
     await _bound_lock_waits(connection, MIGRATION_TIMEOUT_SECONDS)
     await connection.execute("select pg_advisory_xact_lock($1)", _LOCK_KEY)
     await _bound_lock_waits(connection, TABLE_LOCK_TIMEOUT_SECONDS)
-    # Again, under the lock: another may have been first.
+    # Compared again, now under the lock: another migration may have been faster.
     pending = compare(schema, await _installed(connection))
     if not pending:
         return pending
@@ -172,13 +179,13 @@ async def _apply(connection: Connection, schema: Schema) -> Pending:
     return pending
 
 
-async def _use_own_names(connection: Connection) -> None:
-    """Nothing of ours may bind to what somebody made in a schema that the login's path leads to."""
+async def _fix_search_path(connection: Connection) -> None:
+    """Keep our SQL from using functions or operators of other schemas in the login's search path."""
     await connection.execute("set local search_path = pg_catalog, pg_temp")
 
 
 async def _bound_lock_waits(connection: Connection, seconds: int) -> None:
-    """Not longer than this, nor than a bound that is set already: others queue behind a lock we wait for."""
+    """Set lock_timeout, unless a shorter one is set already."""
     await connection.execute(
         "select set_config('lock_timeout', $1, true) "
         "where (select setting::int from pg_settings where name = 'lock_timeout') not between 1 and $2",
@@ -206,15 +213,16 @@ async def _apply_code(connection: Connection, schema: Schema) -> None:
     for file in schema.functions:
         async with _creating(connection, file.owner):
             await _execute_as(connection, file.owner, file.text)
-    # What was not written anew is of an earlier release, and in no file any more.
+    # A function that was not replaced is from an earlier release and in no file any more.
     for signature, _ in sorted(earlier.items() & (await _functions(connection)).items()):
         await connection.execute(f"drop routine {signature}")
+    await connection.execute(schema.planner)
     await connection.execute(schema.grants)
 
 
 @asynccontextmanager
 async def _creating(connection: Connection, owner: str) -> AsyncIterator[None]:
-    """The owner of a function needs CREATE on its schema while it gets it, and never else."""
+    """Give a role CREATE on the schema only while it creates or receives its functions."""
     if owner == _OWNER:
         yield
         return
@@ -224,30 +232,30 @@ async def _creating(connection: Connection, owner: str) -> AsyncIterator[None]:
 
 
 async def _hand_over(connection: Connection, file: FunctionFile) -> None:
-    """Functions that another owned in an earlier release: none but its owner may replace one.
+    """Give the file's owner the functions that another role owned in an earlier release.
 
-    By name: all of one name are of one owner.
+    Only its owner can replace a function. By name: all overloads of a name have the same owner.
     """
-    others = await connection.fetch(
+    functions = await connection.fetch(
         "select oid::regprocedure::text as signature from pg_proc "
         "where pronamespace = 'webhookd'::regnamespace and proname = any($1) "
         "and proowner <> $2::text::regrole",
         created_names(file),
         file.owner,
     )
-    if others:
+    if functions:
         async with _creating(connection, file.owner):
-            for function in others:
+            for function in functions:
                 await connection.execute(f"alter routine {function['signature']} owner to {file.owner}")
 
 
 def created_names(file: FunctionFile) -> list[str]:
-    """The functions that a file makes."""
+    """Return the names of the functions that a file creates."""
     return _CREATED.findall(file.text)
 
 
 async def _functions(connection: Connection) -> dict[str, str]:
-    """The place in the catalog of each, by its signature: another as soon as it is written anew."""
+    """Return the catalog row's ctid of each function, by signature; replacing a function changes it."""
     rows = await connection.fetch(
         "select oid::regprocedure::text as signature, ctid::text as place from pg_proc "
         "where pronamespace = 'webhookd'::regnamespace"
@@ -270,8 +278,8 @@ async def _require_usable(connection: Connection) -> None:
         raise SchemaProblem(f"the database's encoding is {encoding}: webhookd needs UTF8")
 
 
-async def _require_rights(connection: Connection) -> None:
-    """Asked before the roles are made: they are the cluster's, and would stay when the rest is refused."""
+async def _require_privileges(connection: Connection) -> None:
+    """Check first: the roles belong to the cluster and would stay if the rest failed."""
     lacks = await connection.fetchval(
         """
         select case
@@ -283,7 +291,7 @@ async def _require_rights(connection: Connection) -> None:
         """
     )
     if lacks:
-        raise SchemaProblem(f"this login may not migrate: it lacks {lacks}")
+        raise SchemaProblem(f"this login cannot migrate: it lacks {lacks}")
 
 
 async def _installed(connection: Connection) -> Installed:
@@ -293,18 +301,18 @@ async def _installed(connection: Connection) -> Installed:
     if owner is None:
         return Installed({}, {}, None)
     if owner != _OWNER:
-        raise SchemaProblem("the database has a schema named webhookd that webhookd did not make")
+        raise SchemaProblem("the database has a schema named webhookd that webhookd did not create")
     try:
         migrations = await connection.fetch("select version, checksum from webhookd.schema_migrations")
         code = await connection.fetch("select part, checksum, webhookd_version from webhookd.schema_code")
     except asyncpg.UndefinedTableError as error:
         raise SchemaProblem(
-            "the schema webhookd is there, but not its tables: was it taken out by hand?"
+            "the schema webhookd exists, but its table schema_migrations or schema_code does not"
         ) from error
     except asyncpg.InsufficientPrivilegeError as error:
         raise SchemaProblem(
-            f"this login may not look at the schema: {error} "
-            "(it is neither the one that migrated nor one that was granted webhookd_app)"
+            f"this login cannot read the schema: {error} "
+            "(use the login that migrated, or one with the role webhookd_app)"
         ) from error
     return Installed(
         {row["version"]: row["checksum"] for row in migrations},
@@ -314,6 +322,6 @@ async def _installed(connection: Connection) -> Installed:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Its numbers; a pre-release counts as the release it leads to."""
+    """Return a version's numbers; a pre-release counts as its release."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()

@@ -8,11 +8,12 @@ from pathlib import Path
 
 _MIGRATION_NAME = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 _OWNER_LINE = re.compile(r"-- owner: ([a-z_]+)\n")
+_PRODUCTS = ("deliveries", "jobqueue")
 
 
 @dataclass(frozen=True)
 class Migration:
-    """A numbered change of the tables: applied once, never edited after a release."""
+    """A numbered change of the tables: applied once, never edited after the first tagged release."""
 
     version: int
     name: str
@@ -25,7 +26,7 @@ class Migration:
 
 @dataclass(frozen=True)
 class FunctionFile:
-    """A stage's functions: applied whenever any of them changes, as the role they belong to."""
+    """Functions of one owner, created as that role; all are applied again when any file changes."""
 
     name: str
     owner: str
@@ -34,31 +35,34 @@ class FunctionFile:
 
 @dataclass(frozen=True)
 class Schema:
-    """Everything `migrate` applies, in its order."""
+    """Everything that `webhookd migrate` applies, in the order of application."""
 
     roles: str
     migrations: tuple[Migration, ...]
     revoke: str
     functions: tuple[FunctionFile, ...]
+    planner: str
     triggers: str
     grants: str
 
     @property
     def triggers_checksum(self) -> str:
-        """Apart, because applying them locks tables."""
+        """A checksum of its own, because applying triggers locks tables."""
         return _checksum(self.triggers)
 
     @property
     def code_checksum(self) -> str:
-        """Of all else that is applied anew as a whole: the roles, the functions and the rights."""
+        """Of everything that is applied together: roles, functions, planner settings and privileges."""
         return _checksum(
-            "\0".join([self.roles, self.revoke, *(file.text for file in self.functions), self.grants])
+            "\0".join(
+                [self.roles, self.revoke, *(file.text for file in self.functions), self.planner, self.grants]
+            )
         )
 
 
 @cache
 def shipped() -> Schema:
-    """The schema that belongs to this webhookd."""
+    """Return the schema of this webhookd."""
     return load(_folder())
 
 
@@ -68,7 +72,8 @@ def load(folder: Path) -> Schema:
         roles=(folder / "roles.sql").read_text("utf-8"),
         migrations=tuple(_migration(path) for path in sorted((folder / "migrations").glob("*.sql"))),
         revoke=(folder / "revoke.sql").read_text("utf-8"),
-        functions=tuple(_function_file(path) for path in sorted((folder / "functions").glob("*.sql"))),
+        functions=tuple(_function_files(folder)),
+        planner=(folder / "planner.sql").read_text("utf-8"),
         triggers=(folder / "triggers.sql").read_text("utf-8"),
         grants=(folder / "grants.sql").read_text("utf-8"),
     )
@@ -87,12 +92,20 @@ def _migration(path: Path) -> Migration:
     return Migration(int(match[1]), path.stem, path.read_text("utf-8"))
 
 
-def _function_file(path: Path) -> FunctionFile:
+def _function_files(folder: Path) -> list[FunctionFile]:
+    """The functions, in an order in which each finds the helpers that it uses."""
+    paths = [folder / "common.sql"]
+    for product in _PRODUCTS:
+        paths += sorted((folder / product).glob("*.sql"), key=lambda path: (path.stem != "common", path))
+    return [_function_file(path.relative_to(folder).with_suffix("").as_posix(), path) for path in paths]
+
+
+def _function_file(name: str, path: Path) -> FunctionFile:
     text = path.read_text("utf-8")
     match = _OWNER_LINE.match(text)
     if match is None:
         raise ValueError(f"{path.name} does not begin with the line `-- owner: role`")
-    return FunctionFile(path.stem, match[1], text)
+    return FunctionFile(name, match[1], text)
 
 
 def _checksum(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What waits, stage by stage: calls schema/functions/monitoring.sql."""
+"""What waits, stage by stage: calls schema/deliveries/monitoring.sql."""
 
 from datetime import datetime
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The job substrate: calls schema/functions/substrate_*.sql. A refusal is a value, JobRefusal."""
+"""The job substrate: calls schema/jobqueue/*.sql. A refusal is a value, JobRefusal."""
 
 from datetime import UTC, datetime
 from typing import Any, TypeVar

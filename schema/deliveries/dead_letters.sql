@@ -73,9 +73,7 @@ create or replace function webhookd.requeue_dead_letters(
     only_subscription_id bigint, only_error_code text, failed_after timestamptz, failed_before timestamptz,
     after_id bigint, batch_size integer, dry_run boolean)
 returns table (matched integer, requeued integer, skipped integer, last_id bigint, subscription_ids bigint[])
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
     since timestamptz := coalesce(failed_after, '-infinity');

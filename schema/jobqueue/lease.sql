@@ -14,9 +14,7 @@ create or replace function webhookd.fn_job_claim(
     p_kind text, p_executor text, p_lease_name text, p_lease_holder text, p_lease_ttl_seconds double precision,
     p_actor text default null)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job job_queue;
 begin
@@ -74,7 +72,7 @@ grant execute on function webhookd.fn_job_claim(text, text, text, text, double p
 
 -- Why a token does not speak for a job; null if it does.
 create or replace function webhookd.lease_refusal(job webhookd.job_queue, token uuid) returns jsonb
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform webhookd.require(token is not null, 'lease_token must not be null');
     return case when job.job_id is null then webhookd.refused('unknown_job')
@@ -87,9 +85,7 @@ $$;
 create or replace function webhookd.fn_job_progress(
     p_job_id uuid, p_status_signal_only text, p_lease_token uuid, p_actor text)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job job_queue;
     refusal jsonb;
@@ -131,7 +127,7 @@ grant execute on function webhookd.fn_job_progress(uuid, text, uuid, text) to wo
 
 -- What a report made of a job.
 create or replace function webhookd.report_told(command text, job webhookd.job_queue, is_duplicate boolean) returns jsonb
-language sql stable as $$
+language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
     select jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
                               'duplicate', is_duplicate)
         || case when command <> 'fn_job_succeed'
@@ -144,9 +140,7 @@ $$;
 -- where it matters with the same words (`is_same`). One that says otherwise is refused. Null: this is the lease's first word.
 create or replace function webhookd.unmoved_by_report(command text, job webhookd.job_queue, token uuid, is_same boolean)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     refusal constant jsonb := lease_refusal(job, token);
 begin
@@ -169,9 +163,7 @@ $$;
 -- Done.
 create or replace function webhookd.fn_job_succeed(p_job_id uuid, p_lease_token uuid, p_result_ref text, p_actor text)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     command constant text := 'fn_job_succeed';
     job job_queue;
@@ -204,9 +196,7 @@ grant execute on function webhookd.fn_job_succeed(uuid, uuid, text, text) to wor
 create or replace function webhookd.fail_work(
     command text, failed_id uuid, token uuid, error_code text, error_message text, actor text, permanent boolean)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job job_queue;
     unmoved jsonb;
@@ -232,9 +222,7 @@ $$;
 create or replace function webhookd.settle_failed_work(
     command text, actor text, failed_ids uuid[], from_statuses text[], permanent boolean)
 returns table (retried integer, dead integer)
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     statuses text[];
     details jsonb[];
@@ -296,9 +284,7 @@ grant execute on function webhookd.fn_job_fail_permanent(uuid, uuid, text, text,
 -- resolved. What somebody holds is left to its holder.
 create or replace function webhookd.fn_job_cancel(p_job_id uuid, p_reason text, p_actor text)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job job_queue;
     heir job_queue;

@@ -86,9 +86,7 @@ grant execute on function webhookd.fn_job_configure(jsonb, text, text) to workfl
 -- all who ask, which the answer names: with two counts at the bound a call took 13 to 36 ms for 100,000 and 1.5 to 4.3 for 10,000
 -- (medians, PostgreSQL 15 and 18, before and after a vacuum), and each instance asks every five seconds.
 create or replace function webhookd.fn_job_queue_health(p_counted_up_to integer default 10000) returns jsonb
-language plpgsql stable security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql stable security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     oldest_at timestamptz;
 begin

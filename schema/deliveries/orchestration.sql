@@ -8,9 +8,7 @@
 -- Without sorts, because with statistics from a quiet time the planner would sort all that waits at each step.
 create or replace function webhookd.due_subscriptions(after_subscription_id bigint, max_subscriptions integer)
 returns table (subscription_id bigint, oldest_due_at timestamptz)
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 begin
     perform require(after_subscription_id is not null, 'after_subscription_id must not be null');
@@ -89,9 +87,7 @@ returns table (
     dead_lettered webhookd.saga_transition[],
     next_saga_mark timestamptz,
     next_job_mark bigint)
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
     outcome record;
@@ -185,9 +181,7 @@ grant execute on function webhookd.start_due_sagas(bigint[], integer[], timestam
 -- Served by idx_saga_status.
 create or replace function webhookd.dead_letter_exhausted(after_saga_id bigint, batch_size integer, max_attempts integer)
 returns table (last_saga_id bigint, dead_lettered webhookd.saga_transition[])
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
     exhausted bigint[];
@@ -220,9 +214,7 @@ create or replace function webhookd.settle(
     job_ids bigint[], max_attempts integer, base_delay_seconds double precision, max_delay_seconds double precision,
     jitter double precision, failing_after integer)
 returns setof webhookd.saga_transition
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     moved saga_transition[];
     dead_ids bigint[];
@@ -334,9 +326,7 @@ create or replace function webhookd.apply_results(
     jitter double precision, failing_after integer, reported_job_ids bigint[] default null,
     excluded_job_ids bigint[] default '{}')
 returns setof webhookd.saga_transition
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job_ids bigint[];
     one_id bigint;

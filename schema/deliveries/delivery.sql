@@ -18,9 +18,7 @@ create or replace function webhookd.claim_jobs(
     busy_subscription_ids bigint[] default '{}', busy_slots integer[] default '{}', first_job_id bigint default 0)
 returns table (job_id bigint, saga_id bigint, subscription_id bigint, event_id bigint, attempt integer, lease_token uuid,
                lease_until timestamptz, lease_resets integer, callback_url text, claimed_at timestamptz, resume_from bigint)
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
     full_ids constant bigint[] := array(
@@ -117,9 +115,7 @@ grant execute on function webhookd.claim_jobs(text, integer, double precision, i
 -- for, and 64 kB in all. So many fit into a socket; with more the claim would wait for its reader, before its commit.
 create or replace function webhookd.load_deliveries(job_ids bigint[], lease_tokens uuid[], small_only boolean default false)
 returns table (job_id bigint, event_type text, payload text, correlation_id text, secrets text[], headers jsonb)
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
@@ -168,9 +164,7 @@ create or replace function webhookd.report_results(
     job_ids bigint[], lease_tokens uuid[], response_statuses integer[], error_codes text[], durations_ms integer[],
     retry_after_seconds double precision[], response_excerpts bytea[])
 returns table (job_id bigint, verdict webhookd.report_verdict)
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_nestloop = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
     size constant integer := cardinality(job_ids);
@@ -229,9 +223,7 @@ grant execute on function webhookd.report_results(
 
 -- Unstarted jobs handed back by their holder, as at a shutdown: not counted as resets. Returns those that were its own.
 create or replace function webhookd.release_jobs(job_ids bigint[], lease_tokens uuid[]) returns setof bigint
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
     return query

@@ -54,9 +54,7 @@ grant execute on function webhookd.fn_job_register_event(text, text, text, text,
 -- events wait.
 create or replace function webhookd.fn_job_spawn_from_events(p_batch_size integer default 100)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     began_at constant timestamptz := clock_timestamp();
     taken_ids bigint[];

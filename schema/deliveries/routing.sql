@@ -10,9 +10,7 @@
 create or replace function webhookd.route_events(
     batch_size integer, first_event_id bigint default 0, max_sagas integer default 10000)
 returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint, more boolean)
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
     last_taken_id bigint;

@@ -11,9 +11,7 @@ create or replace function webhookd.fn_job_enqueue(
     p_event_domain text default 'general', p_source_system text default 'webhookd', p_workflow_id uuid default null,
     p_parent_job_id uuid default null)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     -- Not in the past: it says since when the job can be claimed, and waits (fn_job_queue_health).
     start_at constant timestamptz := greatest(p_process_after, now());
@@ -104,9 +102,7 @@ $$;
 -- job is thereby resolved (cancelled). It keeps its workflow, which is active again; a deadline that may have passed it does not.
 create or replace function webhookd.fn_job_requeue(p_job_id uuid, p_actor text, p_deadline_at timestamptz default null)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     dead job_queue;
     job job_queue;

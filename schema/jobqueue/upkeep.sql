@@ -8,9 +8,7 @@
 -- due go over to the order of claiming (see fn_job_claim), which is no move: they were queued before.
 create or replace function webhookd.fn_job_lease_reaper(p_batch_size integer default 1000)
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     command constant text := 'fn_job_lease_reaper';
     actor constant text := 'webhookd';
@@ -143,9 +141,7 @@ grant execute on function webhookd.fn_job_lease_reaper(integer) to workflow_admi
 -- again with its `last_kind`.
 create or replace function webhookd.fn_job_cleanup_sweep(p_batch_size integer default 1000, p_after_kind text default '')
 returns jsonb
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     last_kind text := p_after_kind;  -- of those that were swept to their end
     kind text;

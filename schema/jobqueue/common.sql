@@ -11,7 +11,7 @@ language sql stable security definer set search_path = pg_catalog, webhookd, pg_
 $$;
 
 create or replace function webhookd.refused(reason text, known jsonb default '{}') returns jsonb
-language sql immutable parallel safe as $$
+language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select jsonb_build_object('refused', true, 'reason', reason) || known
 $$;
 
@@ -32,14 +32,14 @@ $$;
 
 
 create or replace function webhookd.is_executor(candidate text) returns boolean
-language sql immutable parallel safe as $$
+language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select coalesce(candidate in ('DOT','Agent','Hermes','Codex','PG_worker','external_worker','future_Kestra_adapter'), false)
 $$;
 
 -- A text that a person can read in one line of a log.
 create or replace function webhookd.require_label(
     name text, candidate text, max_length integer, optional boolean default false) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform webhookd.require(
         case when candidate is null then optional
@@ -49,7 +49,7 @@ end
 $$;
 
 create or replace function webhookd.require_correlation_id(candidate text) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform webhookd.require(
         candidate is null or length(candidate) <= 255 and candidate ~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$',
@@ -58,7 +58,7 @@ end
 $$;
 
 create or replace function webhookd.require_executor(executor text) returns void
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform webhookd.require(executor is distinct from 'MOT',
         'executor must not be MOT: it generates jobs and never executes one');
@@ -73,9 +73,7 @@ $$;
 create or replace function webhookd.record_job_moves(
     command text, actor text, job_ids uuid[], from_statuses text[], to_statuses text[], lifecycle_events text[], details jsonb[])
 returns void
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     with given as materialized (
         select m.*, case when m.lifecycle_event is not null then nextval('events_id_seq') end as event_id
@@ -111,7 +109,7 @@ create or replace function webhookd.record_alike_moves(
     command text, actor text, job_ids uuid[], from_statuses text[], to_status text, lifecycle_event text,
     detail jsonb default '{}')
 returns void
-language sql as $$
+language sql set search_path = pg_catalog, webhookd, pg_temp as $$
     select webhookd.record_job_moves(
         command, actor, job_ids, from_statuses, array_fill(to_status, array[cardinality(job_ids)]),
         array_fill(lifecycle_event, array[cardinality(job_ids)]), array_fill(detail, array[cardinality(job_ids)]))
@@ -121,7 +119,7 @@ $$;
 create or replace function webhookd.record_job_move(
     command text, actor text, job_id uuid, from_status text, to_status text, lifecycle_event text, detail jsonb default '{}')
 returns void
-language sql as $$
+language sql set search_path = pg_catalog, webhookd, pg_temp as $$
     select webhookd.record_alike_moves(command, actor, array[job_id], array[from_status], to_status, lifecycle_event, detail)
 $$;
 
@@ -134,9 +132,7 @@ $$;
 
 -- A job for whoever means to move it: who comes second waits, and finds it moved. A row of nulls if there is none.
 create or replace function webhookd.lock_work(wanted_id uuid) returns webhookd.job_queue
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job job_queue;
 begin

@@ -3,7 +3,7 @@
 -- calls which of them is in triggers.sql.
 
 create or replace function webhookd.refuse_change() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if tg_level = 'STATEMENT' then
         raise exception using errcode = 'WH410', message = format('%s are immutable: no %s', tg_table_name, tg_op);
@@ -14,7 +14,7 @@ end
 $$;
 
 create or replace function webhookd.refuse_transition() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if tg_op = 'INSERT' then
         raise exception using
@@ -68,7 +68,7 @@ $$;
 -- subscriptions ---------------------------------------------------------------------------------------------------
 
 create or replace function webhookd.distrust_new_address() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     new.verified := false;
     return new;
@@ -90,10 +90,7 @@ $$;
 -- subscription that are there, which never go (events are immutable, and a subscription's change log refers to it); and
 -- one that has jobs stays.
 create or replace function webhookd.require_event_and_subscription() returns trigger
-language plpgsql security definer
--- By the primary keys, as a foreign key looks, also in a session that planned it when the tables were small.
-set search_path = pg_catalog, webhookd, pg_temp set jit = off
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if exists (select from new_sagas n where not exists (select from events e where e.id = n.event_id))
         or exists (select from (select distinct n.subscription_id from new_sagas n) n

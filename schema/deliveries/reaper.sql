@@ -7,9 +7,7 @@ create or replace function webhookd.reset_expired_leases(
     batch_size integer, max_lease_resets integer, first_lease_until timestamptz default '-infinity')
 returns table (job_id bigint, saga_id bigint, subscription_id bigint, worker_id text, lease_until timestamptz,
                lease_resets integer, status webhookd.job_status)
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 begin
     perform require(batch_size > 0, 'batch_size must be at least 1');

@@ -15,9 +15,7 @@
 -- failing        endpoints that keep failing and are probed
 create or replace function webhookd.backlog(counted_up_to integer)
 returns table (stage text, waiting bigint, oldest_at timestamptz)
-language plpgsql stable
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+language plpgsql stable set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if counted_up_to is null or counted_up_to < 1 then
         raise exception using errcode = 'WH400', message = 'counted_up_to must be at least 1';

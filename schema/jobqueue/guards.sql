@@ -3,7 +3,7 @@
 -- lifecycle events, and queue the events that generate jobs. Which change calls which of them is in triggers.sql.
 
 create or replace function webhookd.refuse_work_transition() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if tg_op = 'INSERT' then
         raise exception using
@@ -56,9 +56,7 @@ $$;
 -- that are free and leaves the jobs of the others: who adds a step to a workflow and then reports, in one transaction, holds the
 -- workflow's row and waits for the job's.
 create or replace function webhookd.derive_workflow_status() returns trigger
-language plpgsql security definer
-set search_path = pg_catalog, webhookd, pg_temp set jit = off set plan_cache_mode = force_generic_plan
-set enable_seqscan = off set enable_bitmapscan = off as $$
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     succeeded_jobs bigint;
     dead_jobs bigint;
@@ -98,7 +96,7 @@ $$;
 -- What `dot.job.…` says is true because only the substrate's functions say it. Asked with the rights of who inserts: inside
 -- those functions that is their owner.
 create or replace function webhookd.refuse_reserved_event() returns trigger
-language plpgsql as $$
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if current_user <> 'webhookd_jobs' then
         raise exception using

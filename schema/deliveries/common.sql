@@ -1,0 +1,34 @@
+-- owner: webhookd_owner
+-- Owns: the helper functions that several stages of the deliveries share. They touch no table.
+
+-- Whether an error is a row's own fault, so that the others of its batch should go on without it. Not: a conflict with
+-- another transaction (40), the server's resources, locks, shutdown or disk (53, 55, 57, 58).
+create or replace function webhookd.is_of_one_row(state text) returns boolean
+language sql immutable set search_path = pg_catalog, webhookd, pg_temp as $$
+    select left(state, 2) <> all('{40,53,55,57,58}')
+$$;
+grant execute on function webhookd.is_of_one_row(text) to saga_orchestrator, job_worker;
+
+-- The forms that the tables' CHECKs ask for too. Here so that a call is refused in words, and before it changes anything.
+create or replace function webhookd.is_callback_url(candidate text) returns boolean
+language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
+    select coalesce(length(candidate) <= 500
+        and candidate ~ '^https://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z]([0-9A-Za-z.-]*[0-9A-Za-z])?)(:[0-9]{1,5})?([/?][!"$-~]*)?$', false)
+$$;
+
+create or replace function webhookd.is_secret(candidate text) returns boolean
+language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
+    select case when candidate ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
+                then octet_length(decode(substr(candidate, 7), 'base64')) between 24 and 64 else false end
+$$;
+grant execute on function webhookd.is_callback_url(text), webhookd.is_secret(text) to subscription_admin;
+
+-- What signs now, newest first.
+create or replace function webhookd.live_secrets(of webhookd.subscription_secrets) returns text[]
+language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
+    select (of).secret || array(
+        select p.secret
+        from unnest((of).previous_secrets, (of).previous_valid_until) with ordinality as p (secret, valid_until, age)
+        where p.valid_until > now() order by p.age)
+$$;
+grant execute on function webhookd.live_secrets(webhookd.subscription_secrets) to job_worker, subscription_admin;
