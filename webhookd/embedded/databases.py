@@ -39,19 +39,20 @@ def make_databases(folder: Folder, installation: Installation, lock: int) -> Non
     if installation.major >= BUILTIN_LOCALE_MAJOR:
         newer = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         newer += ["--sync-method=syncfs"] * (sys.platform == "linux")
-    command = [
-        *(installation.program("initdb"), f"--pgdata={new}", "--username=postgres"),
+    arguments = [
+        *(f"--pgdata={new}", "--username=postgres"),
         *("--auth-local=trust", "--auth-host=reject"),
         *("--encoding=UTF8", "--locale=C", *newer),
         *("--data-checksums", "--no-instructions"),
     ]
-    process = folder.start(command, pass_fds=(lock,))
-    try:
-        code = process.wait(INITIALIZE_TIMEOUT_SECONDS)
-    except BaseException:
-        process.terminate()
-        process.wait(PROGRAM_TIMEOUT_SECONDS)
-        raise
+    with installation.with_shell_safe_path() as programs:
+        process = folder.start([programs.program("initdb"), *arguments], pass_fds=(lock,))
+        try:
+            code = process.wait(INITIALIZE_TIMEOUT_SECONDS)
+        except BaseException:
+            process.terminate()
+            process.wait(PROGRAM_TIMEOUT_SECONDS)
+            raise
     if code != 0:
         complaint = folder.complaint_since(said)
         raise EmbeddedError(f"PostgreSQL cannot be set up in {folder.path}: {complaint}")

