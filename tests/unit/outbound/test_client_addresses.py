@@ -16,9 +16,8 @@ from tests.support.endpoint import Endpoint
 from tests.unit.outbound.conftest import DEADLINE_SECONDS, Dialled, MakeClient, Names
 from tests.unit.outbound.test_addresses import BLOCKED_ADDRESSES
 from tests.unit.outbound.test_urls import literal
-from webhookd.outbound.addresses import AddressPolicy
+from webhookd.outbound.addresses import AddressBlocked, AddressPolicy, DialCounters, Guard
 from webhookd.outbound.client import ClientOptions, GuardedClient
-from webhookd.outbound.guard import AddressBlocked, Counters, Guard
 from webhookd.outbound.names import SystemLookup
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
@@ -51,7 +50,7 @@ async def test_a_name_with_a_blocked_address_is_never_dialled(
 @pytest.mark.parametrize("address", BLOCKED_ADDRESSES)
 def test_the_socket_factory_alone_refuses(address: str) -> None:
     """Without any other check before it, no socket is made for a blocked address."""
-    counters = Counters()
+    counters = DialCounters()
     guard = Guard(AddressPolicy(), frozenset(), counters)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with pytest.raises(AddressBlocked):
@@ -62,7 +61,7 @@ def test_the_socket_factory_alone_refuses(address: str) -> None:
 @pytest.mark.parametrize("host", ["fe80::1%lo", "hooks.example", "", "127.1"])
 def test_the_socket_factory_refuses_what_is_no_address(host: str) -> None:
     """A21: what cannot be judged is not dialled, whatever is allowed."""
-    guard = Guard(AddressPolicy.of(["0.0.0.0/0", "::/0"]), frozenset(), Counters())
+    guard = Guard(AddressPolicy.of(["0.0.0.0/0", "::/0"]), frozenset(), DialCounters())
     with pytest.raises(AddressBlocked):
         guard.make_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 443)))
 
@@ -247,7 +246,7 @@ async def test_a43_another_port_or_address_is_not_our_own(
 def test_a43_an_address_of_others_is_not_this_machines() -> None:
     """Listening everywhere blocks the port here, and nowhere else. Asked of the kernel; nothing is sent."""
     own = frozenset({(ip_address("0.0.0.0"), 8470)})  # noqa: S104 - refused, not bound
-    guard = Guard(AddressPolicy(), own, Counters())
+    guard = Guard(AddressPolicy(), own, DialCounters())
     assert guard.permits(ip_address("8.8.8.8"), 8470)
 
 

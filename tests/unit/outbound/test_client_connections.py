@@ -32,7 +32,7 @@ from webhookd.outbound import names as names_module
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient
 from webhookd.outbound.exchange import Exchange
-from webhookd.outbound.target import target_of
+from webhookd.outbound.urls import target_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 

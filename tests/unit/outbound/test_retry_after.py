@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from webhookd.outbound.retry_after import retry_after_seconds
+from webhookd.outbound.outcome import retry_after_seconds
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
 IN_A_MINUTE = "Mon, 16 Nov 2026 12:01:00 GMT"
