@@ -38,7 +38,7 @@ class Listener:
                 await self._listen()
             except DatabaseUnavailable as error:
                 # Its heartbeat notices a stalled server before a use of the pool has run into its timeout.
-                self._pool.lost(error)
+                self._pool.report_unavailable(error)
                 raise
             if not self._deaf_said:
                 self._deaf_said = True
