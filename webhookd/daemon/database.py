@@ -54,13 +54,13 @@ async def keep(server: EmbeddedServer) -> None:
     """See that the embedded server runs. A supervised service."""
     loop = asyncio.get_running_loop()
     while True:
-        kept = loop.run_in_executor(None, server.keep)
+        kept = loop.run_in_executor(None, server.ensure_running)
         try:
             await asyncio.shield(kept)
         except asyncio.CancelledError:
             # Its thread is waited for, a server must not be started behind the back of who stops it; but not
             # for a recovery that may take minutes.
-            server.end_keeping()
+            server.shut_down()
             await asyncio.wait([kept])
             raise
         await asyncio.sleep(KEEP_INTERVAL_SECONDS)
