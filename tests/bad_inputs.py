@@ -2,7 +2,7 @@
 
 Rows have the letters and numbers of the list that the project was planned with: A callback URLs, B bodies
 of events, C parameters, tokens and protocol, D a subscription's own headers, F configuration, G commands.
-(E, what endpoints answer, is in tests/unit/outbound/test_client_answers.py and tests/flow/test_endpoints.py.)
+(E, endpoint responses, is in tests/unit/outbound/test_client_responses.py and tests/flow/test_endpoints.py.)
 A test is named by its file and function; a sentence that begins with "Differs:" says why there is none.
 tests/test_bad_inputs.py checks that each row is here and each test there.
 """
@@ -62,30 +62,30 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "A25": (
         *BAD_URL,
-        CLIENT_ADDRESSES + "::test_a25_a_hexadecimal_host_is_blocked_by_what_it_resolves_to",
+        CLIENT_ADDRESSES + "::test_a25_hexadecimal_host_is_blocked_by_its_address",
     ),
     "A29": (*BAD_URL, "tests/unit/outbound/test_urls.py::test_a_good_url_is_stored_in_one_form"),
     "A30": BAD_URL,
     "A31": (
         *BAD_URL,
-        "tests/unit/outbound/test_client_addresses.py::test_a31_a_url_that_no_rule_would_let_in_is_an_outcome",
-        "tests/unit/outbound/test_client_answers.py::test_a31_a_bug_of_ours_is_an_outcome_and_is_logged",
+        "tests/unit/outbound/test_client_addresses.py::test_a31_invalid_stored_url_is_an_outcome",
+        "tests/unit/outbound/test_client_responses.py::test_a31_internal_error_is_an_outcome_and_is_logged",
     ),
     "A33": (*BAD_URL, "Differs: ports are 443 and 1024 to 65535, so 5432 and 6379 are ports like others."),
     "A34": BAD_URL,
     "A36": (*BAD_URL, "Differs: 500 characters, as the table says."),
     "A38": (
-        CLIENT_ADDRESSES + "::test_a38_a_name_is_looked_up_once_and_what_was_judged_is_dialled",
+        CLIENT_ADDRESSES + "::test_a38_checked_address_is_the_dialled_address",
         "tests/flow/test_addresses.py::test_a_name_that_moves_to_a_private_address_is_not_followed",
     ),
     "A39": (
-        "tests/unit/outbound/test_client_addresses.py::test_a39_of_a_mixed_answer_only_the_good_are_dialled",
+        "tests/unit/outbound/test_client_addresses.py::test_a39_only_permitted_addresses_of_a_mixed_answer_are_dialled",
     ),
     "A40": (
         "tests/unit/outbound/test_client_addresses.py::test_a_name_with_a_blocked_address_is_never_dialled",
     ),
     "A41": (
-        "tests/unit/outbound/test_client_addresses.py::test_a41_of_many_addresses_few_are_tried",
+        "tests/unit/outbound/test_client_addresses.py::test_a41_at_most_four_addresses_are_tried",
         "tests/unit/outbound/test_client_addresses.py::test_a41_the_lookup_is_inside_the_deadline",
         "tests/flow/test_addresses.py::test_of_five_hundred_addresses_four_are_tried",
         "tests/flow/test_addresses.py::test_a_name_that_is_never_answered_times_out",
@@ -95,7 +95,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "Differs: a name is not looked up when a subscription is written; it is unverified until it answers.",
     ),
     "A43": (
-        CLIENT_ADDRESSES + "::test_a43_the_daemons_own_address_is_blocked_even_where_its_network_is_allowed",
+        CLIENT_ADDRESSES + "::test_a43_own_address_is_blocked_even_in_an_allowed_network",
         "tests/flow/test_addresses.py::test_the_daemons_own_api_is_not_dialled",
     ),
     "A44": ("tests/flow/api/test_verification.py::test_verification_goes_through_the_guard",),
@@ -177,7 +177,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "C23": (AWAY,),
     "D1": (
         *BAD_HEADER,
-        "tests/unit/outbound/test_client_answers.py::test_d1_a_header_that_would_break_the_request_is_an_outcome",
+        "tests/unit/outbound/test_client_responses.py::test_d1_header_with_line_end_is_an_outcome",
         "tests/flow/test_endpoints.py::test_headers_that_would_break_a_request_are_not_sent",
     ),
     "D2": BAD_HEADER,
@@ -211,7 +211,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F8": ("Differs: secrets are in a table of their own, not encrypted yet, so there is no key.",),
     "F9": ("Differs: secrets are not encrypted yet, so there is no key to be unknown.",),
     "F11": (
-        "tests/unit/outbound/test_client_answers.py::test_f11_a_proxy_in_the_environment_is_not_used",
+        "tests/unit/outbound/test_client_responses.py::test_f11_a_proxy_in_the_environment_is_not_used",
         "tests/flow/test_addresses.py::test_a_proxy_or_password_file_of_the_environment_is_not_used",
     ),
     "F12": (

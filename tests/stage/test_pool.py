@@ -30,7 +30,7 @@ async def ask(parts: Parts) -> None:
 
 async def test_an_answer_says_that_the_database_is_back(parts: Parts) -> None:
     """It had been away."""
-    parts.pool.lost(DatabaseUnavailable("away"))
+    parts.pool.report_unavailable(DatabaseUnavailable("away"))
     assert not parts.pool.available
     await ask(parts)
     assert parts.pool.available
@@ -41,11 +41,11 @@ async def test_an_answer_does_not_say_that_there_is_room(
 ) -> None:
     """A full database serves readers: it is ready when nobody was refused for a while."""
     monkeypatch.setattr(pool_module, "FULL_SECONDS", 3600)
-    parts.pool.lost(DatabaseFull("no space left on device"))
+    parts.pool.report_unavailable(DatabaseFull("no space left on device"))
     await ask(parts)
     assert not parts.pool.available
     monkeypatch.setattr(pool_module, "FULL_SECONDS", 0)
-    parts.pool.lost(DatabaseFull("no space left on device"))
+    parts.pool.report_unavailable(DatabaseFull("no space left on device"))
     await ask(parts)
     assert parts.pool.available
 
@@ -76,7 +76,7 @@ async def test_one_connection_of_many_is_shared(
             await asyncio.wait_for(tried.wait(), CONDITION_TIMEOUT_SECONDS)
         assert await asyncio.gather(*using) == [first] * 5
         assert pool.available
-        assert "everything waits" not in caplog.text
+        assert "services paused" not in caplog.text
 
         # With none at all there is nothing to wait for.
         await superuser.execute("select pg_terminate_backend($1)", first)

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from tests.support.postgres import end_process, free_port, make_folder
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
-from webhookd.embedded.installation import give, server_account, start_program
+from webhookd.embedded.installation import restrict_to, server_account, start_program
 
 if TYPE_CHECKING:
     import subprocess
@@ -236,7 +236,7 @@ default_pool_size = 3
     def _write(self, name: str, text: str) -> Path:
         path = self._folder / name
         path.write_text(text)
-        give(path, self._account)
+        restrict_to(path, self._account)
         return path
 
     async def _until_it_listens(self) -> None:

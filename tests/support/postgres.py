@@ -30,7 +30,7 @@ from tests.support import scram
 from webhookd.embedded.installation import (
     Account,
     Installation,
-    give,
+    restrict_to,
     server_account,
     setting_arguments,
     start_program,
@@ -190,7 +190,7 @@ class LocalServer(Server):
         """Run initdb, in the first locale that this machine has."""
         password_file = folder / "password"
         password_file.write_text(scram.stored(self._password))
-        give(password_file, self._account)
+        restrict_to(password_file, self._account)
         command = [
             self._installation.program("initdb"),
             f"--pgdata={folder / 'data'}",
@@ -321,7 +321,7 @@ def make_folder(account: Account | None, *, in_memory: bool = False) -> Path:
     # Root's own TMPDIR may be closed to the account; /tmp is open to all.
     parent = MEMORY_FOLDER if in_memory else "/tmp" if account else None  # noqa: S108
     folder = Path(tempfile.mkdtemp(prefix="webhookd-", dir=parent))
-    give(folder, account)
+    restrict_to(folder, account)
     return folder
 
 

@@ -60,8 +60,8 @@ def test_the_test_bed_knows_the_schemas_roles() -> None:
 
 
 @pytest.mark.parametrize("refusal", Refusal)
-def test_a_refusal_comes_out_in_its_own_words(refusal: Refusal) -> None:
-    """A gated function's SQLSTATE becomes Refused, with its message, detail and hint."""
+def test_refusal_keeps_message_detail_and_hint(refusal: Refusal) -> None:
+    """The SQLSTATE of a database function becomes Refused, with its message, detail and hint."""
     with pytest.raises(Refused) as caught, translated():
         raise of_postgres(refusal.value, D="the detail", H="the hint")
     error = caught.value
@@ -87,8 +87,8 @@ def test_a_refusal_comes_out_in_its_own_words(refusal: Refusal) -> None:
     ],
     ids=["connection", "login", "no database", "too many", "shutdown", "refused", "timeout", "closed"],
 )
-def test_a_database_that_does_not_answer_is_unavailable(error: Exception) -> None:
-    """Whatever says "not now, or not to you" becomes DatabaseUnavailable, and never an empty message."""
+def test_connection_errors_become_database_unavailable(error: Exception) -> None:
+    """Connection, login and shutdown errors become DatabaseUnavailable, always with a message."""
     with (
         pytest.raises(
             DatabaseUnavailable, match=r"^(database unavailable|the database refused this login): .+"
@@ -96,19 +96,19 @@ def test_a_database_that_does_not_answer_is_unavailable(error: Exception) -> Non
         translated(),
     ):
         raise error
-    # A server's error is left out of what is logged: its DETAIL may be a row with a secret in it.
+    # A server's error is not logged as the cause: its DETAIL may contain a row with a secret.
     assert caught.value.__cause__ is (None if isinstance(error, asyncpg.PostgresError) else error)
 
 
-def test_an_unusable_dsn_is_a_configuration_error() -> None:
-    """What asyncpg cannot read as an address is blamed on the setting."""
-    with pytest.raises(ConfigurationError, match=r"^database\.dsn cannot be used: "), translated():
+def test_invalid_dsn_is_a_configuration_error() -> None:
+    """The error names the setting if asyncpg cannot parse the DSN."""
+    with pytest.raises(ConfigurationError, match=r"^database\.dsn is invalid: "), translated():
         raise asyncpg.ClientConfigurationError("invalid DSN")
 
 
 @pytest.mark.parametrize("sqlstate", ["42601", "23505", "WH999"], ids=["syntax", "unique", "unknown code"])
-def test_what_should_never_come_is_a_fault(sqlstate: str) -> None:
-    """It is an error of ours, with the server's code and message and without its DETAIL: a row, perhaps."""
+def test_unexpected_sqlstate_is_a_database_fault(sqlstate: str) -> None:
+    """It keeps the server's code and message, but not its DETAIL, which may contain a row."""
     error = of_postgres(sqlstate)
     with pytest.raises(DatabaseFault, match=f"{sqlstate}: said the server") as caught, translated():
         raise error
@@ -119,20 +119,20 @@ def test_what_should_never_come_is_a_fault(sqlstate: str) -> None:
 @pytest.mark.parametrize(
     "sqlstate", ["40001", "40P01", "55P03"], ids=["conflict", "deadlock", "lock timeout"]
 )
-def test_who_was_in_anothers_way_may_try_again(sqlstate: str) -> None:
-    """Nothing was changed, and the same call may succeed: not the same as a database that is away."""
+def test_conflicts_and_lock_timeouts_are_database_busy(sqlstate: str) -> None:
+    """Nothing was changed and the same call may succeed, unlike with an unavailable database."""
     with pytest.raises(DatabaseBusy), translated():
         raise of_postgres(sqlstate)
 
 
-def test_a_full_disk_is_told_apart() -> None:
-    """A database that is full answers all the same."""
+def test_full_disk_is_database_full() -> None:
+    """A full database still answers reads, so it has its own error."""
     with pytest.raises(DatabaseFull), translated():
         raise of_postgres("53100")
 
 
-def test_misuse_of_the_driver_goes_through_as_it_is() -> None:
-    """A bug of ours keeps its type, so that its traceback is seen."""
+def test_driver_misuse_is_not_translated() -> None:
+    """A bug in webhookd keeps its type, so that its traceback is logged."""
     with pytest.raises(asyncpg.InterfaceError), translated():
         raise asyncpg.InterfaceError("misuse")
 

@@ -62,7 +62,7 @@ def command(config_path: Path | None, *, as_json: bool) -> None:
 
 
 async def _of_database(settings: Settings, database: Database) -> list[Finding]:
-    told = await facts.look(database.dsn)
+    told = await facts.fetch(database.dsn)
     where = str(database.embedded.folder) if database.embedded else shown(database.dsn)
     found = [Finding("good", "database", f"PostgreSQL {told.version} at {where}")]
     found += [Finding("warning", "database", text) for text in concerns.of_database(settings.database, told)]

@@ -260,7 +260,7 @@ async def _serve(
     settings: Settings, load: Callable[[], Settings], config_path: Path | None, database: Database
 ) -> None:
     await database.fit(may_migrate=settings.database.may_migrate)
-    found = concerns.of_database(settings.database, await facts.look(database.dsn))
+    found = concerns.of_database(settings.database, await facts.fetch(database.dsn))
     with Sockets(settings) as sockets:
         async with Pool(database.dsn, settings.database.pool_size) as pool:
             daemon = Daemon(settings, load, config_path, sockets, database, pool)

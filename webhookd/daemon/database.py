@@ -54,13 +54,13 @@ async def keep_running(server: EmbeddedServer) -> None:
     """Restart the embedded server if it stops. A supervised service."""
     loop = asyncio.get_running_loop()
     while True:
-        kept = loop.run_in_executor(None, server.keep)
+        kept = loop.run_in_executor(None, server.ensure_running)
         try:
             await asyncio.shield(kept)
         except asyncio.CancelledError:
             # Wait for the thread, or it could start a server that the shutdown has just stopped.
-            # end_keeping() keeps that wait short: a recovery may take minutes.
-            server.end_keeping()
+            # shut_down() keeps that wait short: a recovery may take minutes.
+            server.shut_down()
             await asyncio.wait([kept])
             raise
         await asyncio.sleep(KEEP_INTERVAL_SECONDS)

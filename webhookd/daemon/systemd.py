@@ -1,4 +1,4 @@
-"""Tells systemd how we do, where it listens: READY, RELOADING, STOPPING, WATCHDOG."""
+"""Notifies systemd (sd_notify) of READY, RELOADING, STOPPING and WATCHDOG."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 def notify(*lines: str) -> None:
-    """Send a state; nothing happens where no systemd listens."""
+    """Send a state; does nothing without NOTIFY_SOCKET."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -21,23 +21,23 @@ def notify(*lines: str) -> None:
         try:
             sender.sendto("\n".join(lines).encode(), address)
         except OSError as error:
-            log.warning("systemd was not told %s: %s", lines[0], error)
+            log.warning("could not notify systemd of %s: %s", lines[0], error)
 
 
 def reloading() -> None:
-    """Say that a reload has begun; READY ends it."""
+    """Report that a reload has started; READY ends it."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def watchdog_interval_seconds() -> float:
-    """Half of what systemd asks for; nothing where it does not ask, or asks another process."""
+    """Half of the interval that systemd expects; 0 if it expects none from this process."""
     if os.environ.get("WATCHDOG_PID") not in (None, str(os.getpid())):
         return 0
     return int(os.environ.get("WATCHDOG_USEC", "0")) / 2_000_000
 
 
 async def watchdog() -> None:
-    """Show that the loop turns. A supervised service."""
+    """Send WATCHDOG as long as the event loop runs. A supervised service."""
     while True:
         notify("WATCHDOG=1")
         await asyncio.sleep(watchdog_interval_seconds())

@@ -1,29 +1,31 @@
-"""One connection to PostgreSQL, opened with bounds and with our kind of error."""
+"""Connections to PostgreSQL: opening one with a timeout, and detecting commits a standby may not have."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import asyncpg
 
 from webhookd.core.errors import ConfigurationError, DatabaseUnavailable
-from webhookd.db.errors import plainly, translated
+from webhookd.db.errors import describe, translated
 
-# One of its own, or one of the pool's. Quoted: asyncpg's types are subscripted in its stubs alone.
+# A single connection, or one of a pool. Quoted, because asyncpg's types are generic in its stubs only.
 Connection: TypeAlias = (
     "asyncpg.Connection[asyncpg.Record] | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 )
 
-# How long a person waits at a terminal before "it does not answer" is the better answer.
+# A user at a terminal waits this long before an error message is better.
 CONNECT_TIMEOUT_SECONDS = 10.0
+# The server function that emits the warning. Its text is translated, and it has no SQLSTATE of its own.
+_WAIT_FOR_STANDBY = "SyncRepWaitForLSN"
 
 
 @asynccontextmanager
 async def connected(dsn: str) -> AsyncIterator[Connection]:
-    """A connection for the length of the block; errors inside come out as ours.
+    """Open a connection for the block; errors inside are translated to those of core.errors.
 
-    Without prepared statements, which would outlive their transaction: it may lead through a pooler.
+    Without prepared statements, which outlive their transaction: the connection may lead through a pooler.
     """
     with translated():
         try:
@@ -34,40 +36,92 @@ async def connected(dsn: str) -> AsyncIterator[Connection]:
                 server_settings={"application_name": "webhookd"},
             )
         except (OSError, TimeoutError) as error:
-            raise DatabaseUnavailable(f"database unavailable{_where(dsn)}: {plainly(error)}") from error
+            raise DatabaseUnavailable(f"database unavailable{_where(dsn)}: {describe(error)}") from error
         except (ValueError, OverflowError) as error:
-            # Not in the driver's words: what it took for the port may be a piece of the password.
+            # Without the driver's message: what it took for the port may be a part of the password.
             raise ConfigurationError(
-                "database.dsn is no URL like postgresql://user:password@host:5432/name "
-                "(special characters in a password are written as %XX)"
+                "database.dsn must be a URL like postgresql://user:password@host:5432/name "
+                "(write special characters in a password as %XX)"
             ) from error
         try:
             yield connection
         except BaseException:
-            # Not close(): a server that does not answer would keep us here, and hide what happened.
+            # Not close(): a server that does not answer would block here and hide the error.
             connection.terminate()
             raise
         await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
 
 
+class ConfirmedConnection(asyncpg.Connection):
+    """A connection that raises if a commit may be missing on the synchronous standby.
+
+    If the wait for a synchronous standby is cancelled, the server reports success and a warning: the commit
+    is local, and a failover may lose it. The warning becomes an error, because the outcome is unknown: the
+    event is not acknowledged, and nothing that was leased is sent.
+    """
+
+    async def execute(self, *arguments: Any, **options: Any) -> str:
+        with self._confirmed():
+            return await super().execute(*arguments, **options)
+
+    async def fetch(self, *arguments: Any, **options: Any) -> Any:
+        with self._confirmed():
+            return await super().fetch(*arguments, **options)
+
+    async def fetchrow(self, *arguments: Any, **options: Any) -> Any:
+        with self._confirmed():
+            return await super().fetchrow(*arguments, **options)
+
+    async def fetchval(self, *arguments: Any, **options: Any) -> Any:
+        with self._confirmed():
+            return await super().fetchval(*arguments, **options)
+
+    async def close(self, **options: Any) -> None:
+        """Ignore a server that does not respond: the driver has then closed the connection anyway.
+
+        The driver closes expired connections in tasks whose exceptions are never retrieved.
+        """
+        with suppress(TimeoutError, OSError):
+            await super().close(**options)
+
+    @contextmanager
+    def _confirmed(self) -> Iterator[None]:
+        # The driver calls log listeners before it resumes the caller.
+        unconfirmed = False
+
+        def on_message(_: object, message: Any) -> None:
+            nonlocal unconfirmed
+            unconfirmed |= message.server_source_function == _WAIT_FOR_STANDBY
+
+        self.add_log_listener(on_message)
+        try:
+            yield
+        finally:
+            self.remove_log_listener(on_message)
+        if unconfirmed:
+            raise DatabaseUnavailable(
+                "database unavailable: the wait for the standby was cancelled; it may not have the commit"
+            )
+
+
 def _where(dsn: str) -> str:
-    """Where a DSN leads, as far as it is a URL with one host; without user and password."""
+    """Describe the host and port of a DSN, if it is a URL with one host; without user and password."""
     try:
         host, port = urlsplit(dsn).hostname, urlsplit(dsn).port or 5432
-    except ValueError:  # several hosts, or none of this form
+    except ValueError:  # several hosts, or not a URL
         return ""
     return f" at {host}:{port}" if host else ""
 
 
 async def is_pooled(connection: Connection) -> bool:
-    """Whether a pooler stands between: it greets with a process id of its own invention."""
+    """Whether there is a pooler in between: it reports an invented process id at login."""
     process_id: int = await connection.fetchval("select pg_backend_pid()")
     return process_id != connection.get_server_pid()
 
 
 async def fetch_one(connection: Connection, query: str, *arguments: Any) -> asyncpg.Record:
-    """The one row of a function that returns one row or raises."""
+    """Fetch the single row of a function that returns one row or raises."""
     row = await connection.fetchrow(query, *arguments)
     if row is None:
-        raise LookupError(f"no row from: {query}")
+        raise LookupError(f"no row returned by: {query}")
     return row

@@ -1,4 +1,4 @@
-"""asyncpg's exceptions in, ours out: the layers above never see a driver's error."""
+"""Translates asyncpg's exceptions to those of core.errors: the layers above see no driver errors."""
 
 import socket
 from collections.abc import Iterator
@@ -19,35 +19,35 @@ from webhookd.core.errors import (
 
 _REFUSALS = {refusal.value: refusal for refusal in Refusal}
 
-# By SQLSTATE and not by class: asyncpg knows no class for a code of ours and shows it as an unknown error.
-# 08: the connection; 3D: no such database; 53: out of connections, memory or disk; 57: shut down, cancelled;
+# By SQLSTATE and not by exception class: asyncpg shows our own codes as unknown errors.
+# 08: connection; 3D: no such database; 53: out of connections, memory or disk; 57: shutdown or cancelled;
 # 58: the server's own files.
 _UNAVAILABLE_CLASSES = ("08", "3D", "53", "57", "58")
 _LOGIN_CLASS = "28"
-_NOT_WRITABLE = ("25006", "25P03")  # a standby, or a session that sat in a transaction for too long
+_NOT_WRITABLE = ("25006", "25P03")  # a standby, or idle in a transaction for too long
 _DISK_FULL = "53100"
-_BUSY = ("40001", "40P01", "55P03")  # a conflict, a deadlock, a lock not got in time
+_BUSY = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise what the body raises as an error of ours; misuse of the driver goes through as the bug it is."""
+    """Translate errors raised in the block. Misuse of the driver is a bug and stays as it is."""
     try:
         yield
     except asyncpg.PostgresError as error:
-        # Without its cause: that prints DETAIL, which may be a row with a secret in it.
+        # Without its cause: that prints DETAIL, which may contain a row with a secret.
         raise _of_postgres(error) from None
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
         if isinstance(error, asyncpg.ClientConfigurationError):
-            raise ConfigurationError(f"database.dsn cannot be used: {error}") from error
-        if not isinstance(error, OSError) and not _lost_connection(error):  # a TimeoutError is one
+            raise ConfigurationError(f"database.dsn is invalid: {error}") from error
+        if not isinstance(error, OSError) and not _lost_connection(error):  # TimeoutError is an OSError
             raise
-        raise DatabaseUnavailable(f"database unavailable: {plainly(error)}") from error
+        raise DatabaseUnavailable(f"database unavailable: {describe(error)}") from error
 
 
 def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError:
     sqlstate: str = error.sqlstate or ""
-    message = error.message or str(error)  # a connection that ended has none from the server
+    message = error.message or str(error)  # empty if the connection was lost
     if sqlstate in _REFUSALS:
         return Refused(_REFUSALS[sqlstate], message, error.detail, error.hint)
     if sqlstate[:2] == _LOGIN_CLASS:
@@ -61,27 +61,27 @@ def _of_postgres(error: asyncpg.PostgresError) -> WebhookdError:
     return DatabaseFault(f"unexpected database error {sqlstate}: {message}")
 
 
-def plainly(error: Exception) -> str:
-    """What happened to the connection, without the driver's words for it."""
+def describe(error: Exception) -> str:
+    """Describe a connection error without the driver's wording."""
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "timed out"
     if isinstance(error, asyncpg.InternalClientError):
         return "the connection was lost"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: is PostgreSQL running there?"
     if isinstance(error, socket.gaierror):
-        return f"its host is not known: {error.strerror} (an @ in a password is written %40)"
+        return f"unknown host: {error.strerror} (write an @ in a password as %40)"
     return str(error) or type(error).__name__
 
 
 def _lost_connection(error: asyncpg.InterfaceError | asyncpg.InternalClientError) -> bool:
-    """Asyncpg reports a connection that is gone as misuse of its interface, told apart by its words alone.
+    """Detect a lost connection that asyncpg reports as misuse of its interface; only the text tells.
 
-    Or as its own confusion: between the server's goodbye on an idle connection and the end of the socket it
-    is in no state to be asked ("cannot switch to state 12; another operation (2) is in progress").
+    After the server's shutdown message on an idle connection, until the socket closes, asyncpg raises
+    "cannot switch to state 12; another operation (2) is in progress".
     """
     if isinstance(error, asyncpg.InternalClientError):
-        # In a failover, for a moment, no host is the one that target_session_attrs asks for.
-        wanted = isinstance(error, asyncpg.TargetServerAttributeNotMatched)
-        return wanted or "cannot switch to state" in str(error)
+        # During a failover, for a moment, no host matches target_session_attrs.
+        no_match = isinstance(error, asyncpg.TargetServerAttributeNotMatched)
+        return no_match or "cannot switch to state" in str(error)
     return "connection" in str(error) and "closed" in str(error)

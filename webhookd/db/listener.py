@@ -48,7 +48,7 @@ class Listener:
                 await self._listen()
             except DatabaseUnavailable as error:
                 # The heartbeat notices a stalled server before a call through the pool runs into its timeout.
-                self._pool.lost(error)
+                self._pool.report_unavailable(error)
                 raise
             if not self._has_warned:
                 self._has_warned = True

@@ -1,11 +1,11 @@
-"""Lists, newest first, a page at a time: each page is a piece of one index, read in the index's order.
+"""Keyset pages, newest first: each page is a range of one index, read in the index's order.
 
-So a page costs what it shows, wherever it is, however rare its rows are and whatever the statistics say.
+So the cost of a page depends on its size only: not on its position, its selectivity or the statistics.
 
-Where it begins is a row comparison over the index's columns, which no other index can serve or sort by: given
-`subscription_id = 7` the planner may walk a year of everybody's rows, in the hope of meeting that one's.
-Where it ends is asked outside of the LIMIT, of so many rows and no more: a scan that is told the end as
-another row comparison does not stop at it, but goes on to where the first column changes.
+The start is a row comparison over the index's columns, which no other index can serve or sort by. With
+`subscription_id = 7` instead, the planner may walk a year of all subscriptions' rows to find those of one.
+The end is checked outside of the LIMIT, on the rows of the page only: with the end as a second row comparison
+the scan does not stop there, but continues until the first column changes.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -14,8 +14,8 @@ from webhookd.db.connection import Connection
 
 Row: TypeAlias = dict[str, Any]
 
-# What the planner would take instead when it expects few rows: all of a range, sorted.
-# Without JIT: up to PostgreSQL 17 a plan that needs what is forbidden seems dear enough to compile.
+# Forbids the plan that the planner prefers when it expects few rows: read a whole range, then sort it.
+# Without JIT: up to PostgreSQL 17 the cost penalty of a disabled plan node is high enough to trigger JIT.
 _BY_INDEX = """
     set local enable_sort = off; set local enable_bitmapscan = off; set local enable_seqscan = off;
     set local jit = off"""
@@ -24,16 +24,16 @@ _PIECE = "select * from (select {shown} from {table} where {start} order by {ord
 
 
 class Page(NamedTuple):
-    """So many rows, after the one with this id; None: from the newest on."""
+    """At most `limit` rows after the row with this id; None starts at the newest."""
 
     limit: int
     after_id: int | None = None
 
 
 class Range(NamedTuple):
-    """What a list shows, as a part of an index: its first columns' values, and bounds of the next one."""
+    """The rows of a list as a range of an index: values of its first columns, and bounds of the next."""
 
-    columns: tuple[str, ...]  # all of them, in order; the last is the row's id
+    columns: tuple[str, ...]  # all columns of the index, in order; the last is the row's id
     equal: tuple[object, ...] = ()
     at_least: object = None
     below: object = None
@@ -44,7 +44,7 @@ class Range(NamedTuple):
 
 
 class Arguments(list[object]):
-    """Of one statement: adding one gives its placeholder."""
+    """The arguments of one statement; add() returns the placeholder."""
 
     def add(self, value: object) -> str:
         self.append(value)
@@ -59,10 +59,10 @@ def piece(
     arguments: Arguments,
     shown: str = "*",
 ) -> str:
-    """A SELECT of the next rows of a table (`webhookd.events e`) that are in the range.
+    """Build a SELECT of the next rows of a table (`webhookd.events e`) that are in the range.
 
-    After the mark, which is the values of the columns after `equal` in the last row shown. `shown`: the
-    columns, the range's among them, of a table that has one that nobody may read.
+    `mark` has the values of the columns after `equal` in the last row of the previous page. `shown` names the
+    columns to read, including the range's, if the table has a column that the role may not read.
     """
     ends = [
         f"{column} = {arguments.add(value)}" for column, value in zip(part.columns, part.equal, strict=False)
@@ -85,7 +85,7 @@ def _start(part: Range, mark: tuple[object, ...] | None, arguments: Arguments) -
     if mark is not None:
         starts.append((*part.equal, *mark))
     if starts:
-        # At the same time the shorter one is earlier, for it leaves out all of that time: as tuples compare.
+        # As tuples compare: with equal times the shorter one is smaller, for it excludes that whole time.
         return _compared(part.columns, "<", min(starts), arguments)
     return _compared(part.columns, "<=", part.equal, arguments) if part.equal else "true"
 
@@ -99,7 +99,7 @@ def _compared(
 
 
 async def fetch_by_index(connection: Connection, query: str, arguments: Arguments) -> list[Row]:
-    """The rows of a query whose order is an index's."""
+    """Run a query that must read an index in its order."""
     async with connection.transaction(readonly=True):
         await connection.execute(_BY_INDEX)
         return [dict(row) for row in await connection.fetch(query, *arguments)]

@@ -1,7 +1,7 @@
-"""The daemon's connections: a bounded pool, each use with a deadline, every error ours.
+"""The daemon's bounded connection pool. Each use has a deadline; errors are those of core.errors.
 
-Knows whether the database answers. Behind a pooler in transaction mode (PgBouncer) it keeps nothing on the
-server from one call to the next: no prepared statements, no settings of the session.
+Knows whether the database is available. Behind a pooler in transaction mode (PgBouncer) it keeps no state on
+the server between calls: no prepared statements and no session settings.
 """
 
 import asyncio
@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Self
 import asyncpg
 
 from webhookd.core.errors import DatabaseBusy, DatabaseFull, DatabaseUnavailable
-from webhookd.db.confirmed import ConfirmedConnection
-from webhookd.db.connection import CONNECT_TIMEOUT_SECONDS, Connection, connected, is_pooled
+from webhookd.db.connection import (
+    CONNECT_TIMEOUT_SECONDS,
+    ConfirmedConnection,
+    Connection,
+    connected,
+    is_pooled,
+)
 from webhookd.db.errors import translated
 
 if TYPE_CHECKING:
@@ -25,35 +30,35 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A gated call takes milliseconds. One that takes this long is stuck, in a stalled server or behind a lock;
-# its connection is given up, and what it did is found out by asking again.
+# A database function takes milliseconds. A call that takes this long is stuck, in a stalled server or behind
+# a lock. Its connection is abandoned; repeating the call shows whether the first one took effect.
 COMMAND_TIMEOUT_SECONDS = 10.0
-# All connections busy for this long means a database that does not keep up: better said than waited for.
+# If all connections are busy for this long, the database does not keep up: report that instead of waiting.
 ACQUIRE_TIMEOUT_SECONDS = 5.0
 
-# How long to leave a server alone that has no connection for us, while we have others.
-CROWDED_SECONDS = 0.1
+# The pause before trying again when the server has reached its connection limit and the pool has others.
+CONNECTION_LIMIT_PAUSE_SECONDS = 0.1
 
-# For so long after the database had no room to store something an answer is no sign that it has: it serves
-# readers all the same. Who has something to store tries it again more often than that.
+# After "disk full", a successful call does not show for this long that there is space again, because a full
+# database still serves reads. Writers try again more often than this.
 FULL_SECONDS = 5.0
 
-# The server's own ends to the same, for when we are stopped, cut off or gone and cannot say so: its locks are
-# everybody's. Not behind a pooler: it refuses most settings, and hands the others on to who comes next.
+# The same limits on the server, for when this process is stopped, disconnected or gone and still holds locks.
+# Not behind a pooler: it refuses most settings, and would apply the others to other clients.
 SESSION_SETTINGS = {
     "lock_timeout": "9s",
     "statement_timeout": "12s",
     "idle_in_transaction_session_timeout": "12s",
-    # Also where the login or the database has it otherwise: ConfirmedConnection listens for a warning.
+    # Overrides the login and the database: ConfirmedConnection needs the warning.
     "client_min_messages": "warning",
 }
-# The others may tell of a commit that a crash, or a failover to a synchronous standby, undoes.
-DURABLE = ("on", "remote_apply")
-STATEMENTS_KEPT = 100
+# With the other values a crash, or a failover to a synchronous standby, can undo an acknowledged commit.
+DURABLE_SYNCHRONOUS_COMMIT = ("on", "remote_apply")
+CACHED_STATEMENTS = 100
 
 
 class Pool:
-    """Connections to share; `async with` opens and closes them."""
+    """Shared connections; `async with` opens and closes them."""
 
     def __init__(self, dsn: str, size: int) -> None:
         self._dsn = dsn
@@ -61,16 +66,16 @@ class Pool:
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._process_ids: set[int] = set()
         self._releasing: set[asyncio.Task[None]] = set()
-        self._away_since: float | None = time.monotonic()
+        self._unavailable_since: float | None = time.monotonic()
         self._full_until = 0.0
 
     async def __aenter__(self) -> Self:
         async with connected(self._dsn) as connection:
             pooled = await is_pooled(connection)
-            durable = await connection.fetchval("show synchronous_commit") in DURABLE
+            durable = await connection.fetchval("show synchronous_commit") in DURABLE_SYNCHRONOUS_COMMIT
         settings = {"application_name": "webhookd"}
         if pooled:
-            log.info("the database is behind a pooler: statements are not prepared, nor timeouts set")
+            log.info("the database is behind a pooler: no prepared statements, no session timeouts")
         else:
             settings |= SESSION_SETTINGS | ({} if durable else {"synchronous_commit": "on"})
         with translated():
@@ -80,29 +85,29 @@ class Pool:
                 max_size=self._size,
                 timeout=CONNECT_TIMEOUT_SECONDS,
                 command_timeout=COMMAND_TIMEOUT_SECONDS,
-                statement_cache_size=0 if pooled else STATEMENTS_KEPT,
+                statement_cache_size=0 if pooled else CACHED_STATEMENTS,
                 server_settings=settings,
                 connection_class=ConfirmedConnection,
                 init=self._opened,
-                reset=_nothing_to_reset,
+                reset=_skip_reset,
             )
-        self._away_since = None
+        self._unavailable_since = None
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
     ) -> None:
         if self._pool is not None:
-            # Not close(): that waits for connections in use, and a stalled server would keep us here.
+            # Not close(): it waits for connections in use, which a stalled server may never return.
             self._pool.terminate()
 
     @property
     def available(self) -> bool:
-        """Whether the database answered when it was last asked."""
-        return self._away_since is None
+        """Whether the last call to the database succeeded."""
+        return self._unavailable_since is None
 
     def has_process(self, process_id: int) -> bool:
-        """Whether this process of the server is one of ours: what it notifies, we know."""
+        """Whether this server process belongs to a connection of this pool: then its NOTIFY is our own."""
         return process_id in self._process_ids
 
     async def _opened(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
@@ -112,7 +117,7 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """A connection for the length of the block. Every gated call is a transaction of its own."""
+        """Lend a connection for the block. Each call of a database function is its own transaction."""
         if self._pool is None:
             raise RuntimeError("the pool is not open")
         used = False
@@ -123,41 +128,41 @@ class Pool:
                 try:
                     yield connection
                 except BaseException:
-                    self._release_apart(self._pool, connection)
+                    self._release_in_background(self._pool, connection)
                     raise
-                # Its use has succeeded, whatever befalls it now: one that is lost in this very moment the
-                # driver has cleared away by itself, and then complains of.
+                # The call has succeeded. If the connection is lost at this moment, the driver has already
+                # removed it and raises an error about that.
                 with suppress(asyncpg.InternalClientError):
                     await self._pool.release(connection)
         except DatabaseBusy:
             raise
         except DatabaseUnavailable as error:
-            self.lost(error)
+            self.report_unavailable(error)
             if used:
-                # The others are as old, and likely as dead: each half-open one would cost a user its timeout.
+                # The others are probably dead too: each half-open connection would cost a caller its timeout.
                 await self._pool.expire_connections()
             raise
         else:
-            self._answered()
+            self._report_available()
 
     async def _acquire(self, pool: "asyncpg.Pool[asyncpg.Record]") -> "PoolConnectionProxy[asyncpg.Record]":
-        """One that is free, or a new one; where the server has none for us, one of ours that becomes free."""
+        """Take a free or a new connection; at the server's connection limit, wait for a free one."""
         deadline = time.monotonic() + ACQUIRE_TIMEOUT_SECONDS
         while True:
             try:
                 return await pool.acquire(timeout=deadline - time.monotonic())
             except asyncpg.TooManyConnectionsError:
-                if not self._process_ids or time.monotonic() + CROWDED_SECONDS > deadline:
+                if not self._process_ids or time.monotonic() + CONNECTION_LIMIT_PAUSE_SECONDS > deadline:
                     raise
-            await asyncio.sleep(CROWDED_SECONDS)
+            await asyncio.sleep(CONNECTION_LIMIT_PAUSE_SECONDS)
 
-    def _release_apart(
+    def _release_in_background(
         self, pool: "asyncpg.Pool[asyncpg.Record]", connection: "PoolConnectionProxy[asyncpg.Record]"
     ) -> None:
-        """Give back a connection whose use failed or was cancelled, without waiting for it.
+        """Release a connection whose use failed or was cancelled, without waiting.
 
-        The driver first cancels what still runs on it, and by a dead way that takes seconds, and fails: then
-        it has ended the connection, and nobody need hear of it.
+        The driver first cancels the running statement. On a dead connection that takes seconds and fails; the
+        driver has then closed the connection, and the error can be ignored.
         """
         task = asyncio.get_running_loop().create_task(pool.release(connection))
         self._releasing.add(task)
@@ -168,19 +173,19 @@ class Pool:
         if not task.cancelled():
             task.exception()
 
-    def lost(self, error: DatabaseUnavailable) -> None:
-        """The database does not answer, or is full; the next use that succeeds says otherwise."""
+    def report_unavailable(self, error: DatabaseUnavailable) -> None:
+        """Mark the database as unavailable or full, until a call succeeds."""
         if isinstance(error, DatabaseFull):
             self._full_until = time.monotonic() + FULL_SECONDS
-        if self._away_since is None:
-            self._away_since = time.monotonic()
-            log.warning("everything waits: %s", error)
+        if self._unavailable_since is None:
+            self._unavailable_since = time.monotonic()
+            log.warning("database unavailable, services paused: %s", error)
 
-    def _answered(self) -> None:
-        if self._away_since is not None and time.monotonic() >= self._full_until:
-            log.info("the database answers again, after %.1f s", time.monotonic() - self._away_since)
-            self._away_since = None
+    def _report_available(self) -> None:
+        if self._unavailable_since is not None and time.monotonic() >= self._full_until:
+            log.info("database available again after %.1f s", time.monotonic() - self._unavailable_since)
+            self._unavailable_since = None
 
 
-async def _nothing_to_reset(_: object) -> None:
-    """The driver's RESET ALL is a round trip, and undoes the one thing a session keeps: when it notified."""
+async def _skip_reset(_: object) -> None:
+    """Replaces the driver's RESET ALL: a round trip that also loses the time of the session's last NOTIFY."""

@@ -1,10 +1,10 @@
-"""What a server tells a login: which it is, how durable, how much room it has, and what the login lacks."""
+"""Facts about a server and a login: version, durability, free connections, missing privileges."""
 
 from dataclasses import dataclass
 
 from webhookd.db.connection import connected, fetch_one, is_pooled
 
-# What webhookd_app may call and this login may not; null where the schema is not there.
+# functions_missing: functions that webhookd_app may call and this login may not; 0 without the schema.
 _QUERY = """
 select
     current_setting('server_version') as version,
@@ -25,21 +25,21 @@ select
 
 @dataclass(frozen=True)
 class Facts:
-    """Of one server and one login."""
+    """Properties of one server, as seen by one login."""
 
     version: str
     login: str
     pooled: bool
     commits_are_durable: bool
     survives_a_power_cut: bool
-    connections: int  # for all, without those kept for superusers
+    connections: int  # for all clients, without those reserved for superusers
     connections_in_use: int
     functions_missing: int
 
 
-async def look(dsn: str) -> Facts:
-    """Ask the server."""
+async def fetch(dsn: str) -> Facts:
+    """Query the server over a connection of its own."""
     async with connected(dsn) as connection:
         row = await fetch_one(connection, _QUERY)
-        version = row["version"].split()[0]  # without a distribution's own words
+        version = row["version"].split()[0]  # without the distribution's suffix
         return Facts(**dict(row) | {"version": version}, pooled=await is_pooled(connection))

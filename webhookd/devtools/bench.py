@@ -90,7 +90,7 @@ def command(
                 _clean(database)
                 return
             found = asyncio.run(bench.look(database.migrating_dsn))
-            told = asyncio.run(facts.look(database.migrating_dsn))
+            told = asyncio.run(facts.fetch(database.migrating_dsn))
             bench_database.require_fit(found, told, settings.database.pool_size)
             notes = [*_consented(found, yes=yes, ask=not as_json), *_noted(database, found, told)]
             run = Run(settings, find_file(config_path, environment), database, found.tablespace, notes)

@@ -90,9 +90,9 @@ async def own_database(database: Database, tablespace: str | None) -> AsyncItera
         dsn = with_database(database.dsn, name)
         try:
             await migrations.migrate(with_database(database.migrating_dsn, name))
-            told = await facts.look(dsn)
+            told = await facts.fetch(dsn)
         except DatabaseUnavailable as error:
-            if (await facts.look(database.dsn)).pooled:
+            if (await facts.fetch(database.dsn)).pooled:
                 raise DatabaseUnavailable(
                     f"{error} (behind a pooler: name the server itself in WEBHOOKD_DATABASE_DSN)"
                 ) from error

@@ -11,8 +11,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from webhookd.outbound.challenge import challenge_in
-from webhookd.outbound.signatures import SignatureProblem, verify
+from webhookd.outbound.signatures import SignatureProblem, challenge_in, verify
 
 # Of the messages that came last; an older one that comes again is taken for new.
 MAX_REMEMBERED = 10_000

@@ -1,1 +1,1 @@
-"""A PostgreSQL of our own, from a wheel, for whoever has none: its programs, its folder, its life."""
+"""The embedded PostgreSQL, from a wheel: its programs, its data folder, and starting and stopping it."""

@@ -1,4 +1,4 @@
-"""What a server needs before webhookd can use it: its files, a database, and the daemon's login."""
+"""Prepares a server for webhookd: initdb, the database, and the daemon's login."""
 
 import subprocess
 import sys
@@ -9,11 +9,11 @@ from webhookd.embedded.folder import PORT, Folder
 from webhookd.embedded.installation import PROGRAM_TIMEOUT_SECONDS, Installation, start_program
 
 INITIALIZE_TIMEOUT_SECONDS = 120
-# From here on there is a collation that no update of the system's library changes; and one sync for all
-# files, which on a busy machine made 4.0 s of 6.8.
+# Since this version there is a builtin collation, which does not change with the system's C library, and a
+# single sync for all files: on a busy machine syncing each file took 4.0 s of 6.8 s.
 BUILTIN_LOCALE_MAJOR = 17
-# Its role is there before the migrations, which then leave it as it is: the login needs no grant after them.
-LOGIN = """
+# webhookd_app is created before the migrations, which then keep it: the login needs no grant after them.
+CREATE_LOGIN = """
 do $$
 begin
     if to_regrole('webhookd_app') is null then
@@ -28,47 +28,47 @@ $$
 """
 
 
-def make_databases(folder: Folder, installation: Installation, lock: int) -> None:
-    """Make pgdata: aside, and moved when it is whole and on the disk.
+def initialize(folder: Folder, installation: Installation, lock: int) -> None:
+    """Run initdb in a temporary folder, and rename it to pgdata when it is complete and on disk.
 
-    initdb inherits the server's lock: should we be killed, the next start waits for its end.
+    initdb inherits the server's lock: if this process is killed, the next start waits until initdb ends.
     """
-    said = folder.log_size()
+    log_position = folder.log_size()
     new = folder.new_pgdata()
-    newer: list[str] = []
+    newer_options: list[str] = []
     if installation.major >= BUILTIN_LOCALE_MAJOR:
-        newer = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        newer += ["--sync-method=syncfs"] * (sys.platform == "linux")
-    command = [
-        *(installation.program("initdb"), f"--pgdata={new}", "--username=postgres"),
+        newer_options = ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        newer_options += ["--sync-method=syncfs"] * (sys.platform == "linux")
+    arguments = [
+        *(f"--pgdata={new}", "--username=postgres"),
         *("--auth-local=trust", "--auth-host=reject"),
-        *("--encoding=UTF8", "--locale=C", *newer),
+        *("--encoding=UTF8", "--locale=C", *newer_options),
         *("--data-checksums", "--no-instructions"),
     ]
-    process = folder.start(command, pass_fds=(lock,))
-    try:
-        code = process.wait(INITIALIZE_TIMEOUT_SECONDS)
-    except BaseException:
-        process.terminate()
-        process.wait(PROGRAM_TIMEOUT_SECONDS)
-        raise
+    with installation.with_shell_safe_path() as programs:
+        process = folder.start([programs.program("initdb"), *arguments], pass_fds=(lock,))
+        try:
+            code = process.wait(INITIALIZE_TIMEOUT_SECONDS)
+        except BaseException:
+            process.terminate()
+            process.wait(PROGRAM_TIMEOUT_SECONDS)
+            raise
     if code != 0:
-        complaint = folder.complaint_since(said)
-        raise EmbeddedError(f"PostgreSQL cannot be set up in {folder.path}: {complaint}")
+        raise EmbeddedError(f"initdb failed in {folder.path}: {folder.error_since(log_position)}")
     new.rename(folder.pgdata)
 
 
-def see_to_login(folder: Folder, installation: Installation, socket_folder: Path) -> str:
-    """Make database and login where they are missing; the server's version."""
+def ensure_login(folder: Folder, installation: Installation, socket_folder: Path) -> str:
+    """Create the database and the login if they are missing; returns the server's version."""
 
-    def ask(*statements: str) -> list[str]:
+    def run(*statements: str) -> list[str]:
         return _psql(folder, installation, socket_folder, *statements)
 
-    [there, version] = ask(
-        LOGIN, "select count(*) from pg_database where datname = 'webhookd'", "show server_version"
+    [databases, version] = run(
+        CREATE_LOGIN, "select count(*) from pg_database where datname = 'webhookd'", "show server_version"
     )
-    if there == "0":
-        ask("create database webhookd")
+    if databases == "0":
+        run("create database webhookd")
     return version.split()[0]
 
 
@@ -87,6 +87,6 @@ def _psql(folder: Folder, installation: Installation, socket_folder: Path, *stat
         process.communicate()
         raise
     if process.returncode != 0:
-        words = errors.decode(errors="replace").split("\n")[0] or "psql failed"
-        raise EmbeddedError(f"PostgreSQL in {folder.path} cannot be used: {words}")
+        reason = errors.decode(errors="replace").split("\n")[0] or "psql failed"
+        raise EmbeddedError(f"PostgreSQL in {folder.path} cannot be used: {reason}")
     return output.decode().splitlines()

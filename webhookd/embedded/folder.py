@@ -1,23 +1,28 @@
-"""The data folder: what is in it, whose it is, and whether it is ours. Destroys nothing it did not make.
+"""The data folder of the embedded PostgreSQL: its contents, ownership and file locks.
 
-pgdata/           the databases, as the account that runs PostgreSQL
-run/              its socket; the same account's, for whoever may enter it may do everything
-programs/         a copy of PostgreSQL, where that account cannot reach the wheel's
-postgresql.log    what initdb and the server said lately; what they said before is in postgresql.log.1
-*.lock            who starts it, who uses it, whether it runs: see server.py
-authority/        of `webhookd listen`
+Never deletes files that webhookd did not create.
+
+pgdata/           the databases; owned by the account that runs PostgreSQL
+run/              its socket; owned by the same account, because access to it gives full access to the data
+programs/         a copy of PostgreSQL, if the account cannot run the wheel's
+postgresql.log    output of initdb and the server; the older part is in postgresql.log.1
+*.lock            starting, using and running the server: see server.py
+authority/        used by `webhookd listen`
 """
 
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from webhookd.core.errors import ConfigurationError, EmbeddedError
 from webhookd.embedded.installation import (
@@ -25,30 +30,31 @@ from webhookd.embedded.installation import (
     Account,
     Installation,
     can_run,
-    give,
     owner_account,
+    restrict_to,
     server_account,
     start_program,
     wheel_version,
 )
 
-PORT = 5432  # of the socket's name; no port is listened on
-LARGEST_LOG_BYTES = 10 * 1024 * 1024
-# A socket's whole name, on macOS; Linux takes four more.
-_LONGEST_SOCKET_NAME_BYTES = 103
-_OURS = frozenset(
+PORT = 5432  # part of the socket's name; there is no TCP port
+POLL_INTERVAL_SECONDS = 0.02
+MAX_LOG_BYTES = 10 * 1024 * 1024
+# The limit for a socket's path on macOS; Linux allows four bytes more.
+_MAX_SOCKET_PATH_BYTES = 103
+_KNOWN_ENTRIES = frozenset(
     (
         *("pgdata", "pgdata.new", "run", "programs", "authority", "postgresql.log", "postgresql.log.1"),
         *("start.lock", "users.lock", "server.lock"),
-        "lost+found",  # an empty volume's
+        "lost+found",  # in an empty volume
     )
 )
-_COMPLAINT = re.compile(r"\b(?:FATAL|PANIC|ERROR|error):\s+(.*)")
+_ERROR_LINE = re.compile(r"\b(?:FATAL|PANIC|ERROR|error):\s+(.*)")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A data folder that was looked at, and the account that runs PostgreSQL in it (None: ours)."""
+    """A checked data folder, and the account that runs PostgreSQL in it (None: the current user)."""
 
     path: Path
     account: Account | None
@@ -63,35 +69,35 @@ class Folder:
 
     @property
     def major(self) -> int | None:
-        """What the databases are of; None before there are any."""
+        """Major version of the databases; None before initdb."""
         if not self.pgdata.exists():
             return None
         version = (self.pgdata / "PG_VERSION").read_text(errors="replace").strip()
         if not version.isdecimal():
-            raise EmbeddedError(f"{self.pgdata / 'PG_VERSION'} names no version: the folder is damaged")
+            raise EmbeddedError(f"{self.pgdata / 'PG_VERSION'} contains no version: the folder is damaged")
         return int(version)
 
     def socket_folder(self) -> Path:
-        """Where the server's socket is to be: made, and entered by its account alone (and root)."""
+        """Create the folder for the server's socket; only its account (and root) can enter it."""
         folder = self.path / "run"
-        # A client takes a comma for the end of a host.
-        if len(os.fsencode(socket_in(folder))) > _LONGEST_SOCKET_NAME_BYTES or "," in str(folder):
+        # In a DSN a comma separates hosts.
+        if len(os.fsencode(socket_in(folder))) > _MAX_SOCKET_PATH_BYTES or "," in str(folder):
             name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
             folder = Path("/tmp") / f"webhookd-{name}"  # noqa: S108  private, and its owner is checked
-        make_private(folder, self.account)
+        make_private_folder(folder, self.account)
         return folder
 
     def new_pgdata(self) -> Path:
-        """An empty folder beside pgdata, to make the databases in: it takes the name when it is whole."""
+        """Create an empty folder for initdb, which is renamed to pgdata when it is complete."""
         folder = self.path / "pgdata.new"
         if folder.exists():
             shutil.rmtree(folder)
-        make_private(folder, self.account)
+        make_private_folder(folder, self.account)
         return folder
 
     def start(self, command: list[str], pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-        """Start a program of PostgreSQL here, as its account, with the log for what it says."""
-        # Appending, so that the log can be cut while it is written.
+        """Start a PostgreSQL program here, as the folder's account, with its output in the log."""
+        # O_APPEND, so that the log can be truncated while the server writes to it.
         output = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             return start_program(command, self.account, self.path, output, pass_fds=pass_fds)
@@ -99,7 +105,7 @@ class Folder:
             os.close(output)
 
     def runnable(self, installation: Installation) -> Installation:
-        """The installation, or a copy here that the account can reach, kept until the wheel changes."""
+        """Return the installation, or a copy that the account can run, kept until the wheel changes."""
         if can_run(installation, self.account):
             return installation
         programs = self.path / "programs"
@@ -112,35 +118,88 @@ class Folder:
         return installation.runnable_by(self.account, copy)
 
     def bound_log(self) -> None:
-        """Keep the last part of a log that has grown, and cut it: the server goes on writing there."""
-        if self.log_size() > LARGEST_LOG_BYTES:
+        """Rotate a large log by copy and truncate, because the server keeps the file open."""
+        if self.log_size() > MAX_LOG_BYTES:
             shutil.copyfile(self.log, self.log.with_suffix(".log.1"), follow_symlinks=False)
             os.truncate(self.log, 0)
 
     def log_size(self) -> int:
         return self.log.stat().st_size if self.log.exists() else 0
 
-    def complaint_since(self, position: int) -> str:
-        """What PostgreSQL complained of since, and where the rest of it is."""
+    def error_since(self, position: int) -> str:
+        """Return the first error logged after a position, and the path of the log."""
         with self.log.open("rb") as log:
             log.seek(position)
             lines = log.read().decode(errors="replace").splitlines()
-        complaints = [found[1] for line in lines if (found := _COMPLAINT.search(line))]
-        # The first: those after it are its consequences.
-        words = complaints[0] if complaints else (lines or ["it said nothing"])[-1]
-        return f"{words} (more in {self.log})"
+        errors = [found[1] for line in lines if (found := _ERROR_LINE.search(line))]
+        # The first, because later errors are its consequences.
+        reason = errors[0] if errors else (lines or ["no output"])[-1]
+        return f"{reason} (see {self.log})"
 
 
-def opened(path: Path) -> Folder:
-    """The data folder, made if it is missing. One that holds something else is refused."""
-    with failures_of(path):
+class Lock:
+    """A file lock. The kernel releases it when every process that holds the descriptor has ended.
+
+    A started program does not inherit it, unless its descriptor is passed on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # O_NOFOLLOW: root may run in a folder that another user can write to.
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def share(self) -> None:
+        """Take a shared lock; does not block if exclusive locks are only taken by `try_exclusive`."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+
+    def try_exclusive(self) -> bool:
+        """Take an exclusive lock if the lock is free. A failed try may lose a shared lock."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    @contextmanager
+    def exclusive(self, timeout_seconds: float) -> Iterator[None]:
+        """Hold an exclusive lock for the block; waits until the lock is free."""
+        deadline = time.monotonic() + timeout_seconds
+        while not self.try_exclusive():
+            if time.monotonic() > deadline:
+                raise EmbeddedError(
+                    f"another webhookd has been starting or stopping PostgreSQL for {timeout_seconds:.0f} s "
+                    f"(it holds {self.path})"
+                )
+            time.sleep(POLL_INTERVAL_SECONDS)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the descriptor; a program that inherited it still holds the lock."""
+        os.close(self.descriptor)
+
+
+def open_folder(path: Path) -> Folder:
+    """Check the data folder, and create it if it is missing. A folder with other contents is refused."""
+    with embedded_errors(path):
         new = not path.exists()
         if new:
             _require_reachable(path, server_account())
-            path.mkdir(parents=True, exist_ok=True)  # another start may be as quick
-        _require_ours(path)
+            path.mkdir(parents=True, exist_ok=True)  # another instance may start at the same time
+        _require_known_contents(path)
         if new:
-            # Another account must pass through, and reads nothing here.
+            # The server's account must pass through, but cannot list the folder.
             path.chmod(0o711 if os.geteuid() == 0 else 0o700)
         account = _account_for(path / "pgdata")
         _require_reachable(path, account)
@@ -148,39 +207,37 @@ def opened(path: Path) -> Folder:
 
 
 def is_new(path: Path) -> bool:
-    """Whether no database was made there yet. Changes nothing."""
-    with failures_of(path):
+    """Whether there is no database yet. Changes nothing."""
+    with embedded_errors(path):
         return not (path / "pgdata").exists()
 
 
 def socket_in(folder: Path) -> Path:
-    """The socket's name, as every client makes it of folder and port."""
+    """Return the path of the socket, which clients derive from folder and port."""
     return folder / f".s.PGSQL.{PORT}"
 
 
-def make_private(folder: Path, account: Account | None) -> None:
-    """A folder that only the account may enter; one that is there must be such a one."""
+def make_private_folder(folder: Path, account: Account | None) -> None:
+    """Create a folder that only the account can enter; an existing folder must already be private."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         found = folder.lstat()
         owners = {os.geteuid(), account.user_id if account else os.geteuid()}
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners or found.st_mode & 0o077:
-            raise EmbeddedError(
-                f"{folder} is not a folder for the embedded server alone: remove it"
-            ) from None
-    give(folder, account)
+            raise EmbeddedError(f"{folder} is not private to the embedded server: remove it") from None
+    restrict_to(folder, account)
 
 
 @contextmanager
-def failures_of(path: Path) -> Iterator[None]:
-    """What the file system or a program of PostgreSQL refuses, as one line."""
+def embedded_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the file system and timeouts of programs into an EmbeddedError of one line."""
     try:
         yield
     except subprocess.TimeoutExpired as error:
         program = Path(error.cmd[0]).name
         raise EmbeddedError(
-            f"the embedded database in {path} cannot be used: {program} did not end in {error.timeout:.0f} s"
+            f"the embedded database in {path} cannot be used: {program} timed out after {error.timeout:.0f} s"
         ) from error
     except OSError as error:
         where = error.filename or path
@@ -189,22 +246,22 @@ def failures_of(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _require_ours(path: Path) -> None:
+def _require_known_contents(path: Path) -> None:
     if not path.is_dir():
         raise ConfigurationError(f"database.data_dir {path} is not a folder")
     if os.geteuid() == 0 and path.stat().st_uid != 0:
-        # Its owner could put links in our way, and have root write and remove what is elsewhere.
+        # Its owner could place symbolic links that make root write or delete files elsewhere.
         raise ConfigurationError(
-            f"database.data_dir {path} belongs to another user: run webhookd as that user, or make it root's"
+            f"database.data_dir {path} belongs to another user: run webhookd as that user, or chown it"
         )
     if not (path / "pgdata").exists():
-        foreign = sorted({entry.name for entry in path.iterdir()} - _OURS)
+        foreign = sorted({entry.name for entry in path.iterdir()} - _KNOWN_ENTRIES)
         if foreign:
             raise ConfigurationError(
-                f"database.data_dir {path} holds something else ({foreign[0]}): name an empty folder, or none"
+                f"database.data_dir {path} contains other files ({foreign[0]}): use an empty or a new folder"
             )
     elif not (path / "pgdata" / "PG_VERSION").exists():
-        raise ConfigurationError(f"database.data_dir {path} has a pgdata that is not PostgreSQL's")
+        raise ConfigurationError(f"database.data_dir {path} contains a pgdata that PostgreSQL did not create")
 
 
 def _account_for(pgdata: Path) -> Account | None:
@@ -220,16 +277,19 @@ def _account_for(pgdata: Path) -> Account | None:
 
 
 def _require_reachable(path: Path, account: Account | None) -> None:
-    """As far as it is there. Asked as the account: modes alone do not tell what lists and mounts allow."""
+    """Check that the account can enter the existing part of a path.
+
+    Tested as the account, because file modes do not show what ACLs and mount options allow.
+    """
     if account is None:
         return
-    way = [str(step) for step in (*reversed(path.parents), path)]
+    steps = [str(step) for step in (*reversed(path.parents), path)]
     script = 'for step; do [ ! -e "$step" ] || [ -x "$step" ] || { printf %s "$step"; exit 1; }; done'
-    process = start_program(["/bin/sh", "-c", script, "sh", *way], account, Path("/"), subprocess.PIPE)
-    closed, _ = process.communicate(timeout=PROGRAM_TIMEOUT_SECONDS)
-    if closed:
-        step = os.fsdecode(closed)
+    process = start_program(["/bin/sh", "-c", script, "sh", *steps], account, Path("/"), subprocess.PIPE)
+    blocked, _ = process.communicate(timeout=PROGRAM_TIMEOUT_SECONDS)
+    if blocked:
+        step = os.fsdecode(blocked)
         raise EmbeddedError(
             f"PostgreSQL runs as {account.name}, which cannot enter {step}: "
-            f"allow it (chmod o+x {step}), or set [database] data_dir to a folder elsewhere"
+            f"allow it (chmod o+x {step}), or set [database] data_dir to another folder"
         )

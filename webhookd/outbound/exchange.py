@@ -1,8 +1,8 @@
-"""One connection, and on it one request at a time: bytes out, an Answer in, by one deadline.
+"""One connection with one request at a time: bytes out, a Response in, by one deadline.
 
-Reads no more than it must: every answer is bounded in its head and in its body. What it is connected to, and
-whether that may be, others have decided. llhttp parses (httptools); with aiohttp's client a POST took three
-times the processor time of this one (300 µs against 91 in one run), and was most of a delivery.
+Bounds the head and the body of every response. The dialler and the guard have already decided about the peer.
+llhttp parses (httptools): a POST with aiohttp's client took three times the processor time (300 µs against
+91 µs in one run) and was most of the cost of a delivery.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from typing import Final, NamedTuple, cast
 
 import httptools
 
-from webhookd.outbound.outcome import Failure, Unanswered
+from webhookd.outbound.outcome import Failure, RequestFailed
 
-EXCERPT_BYTES = 4096  # as the column's check
+EXCERPT_BYTES = 4096  # same as the CHECK of the column
 
 _MAX_HEADER_LINE_BYTES = 8190
 _MAX_HEADER_LINES = 128
-# Of a head that is not complete yet: by then it has lines enough, or one that is too long.
+# For an incomplete head: at this size it has too many lines or one that is too long.
 _MAX_HEAD_BYTES = 64 * 1024
-# Larger bodies go in pieces of this: written in one, they would hold up the loop while they are encrypted.
+# Larger bodies are written in pieces of this size: encrypting one in a single write would block the loop.
 _PIECE_BYTES = 64 * 1024
 
 _SWITCHING_PROTOCOLS = 101
@@ -27,22 +27,22 @@ _INTERIM = frozenset(range(100, 200)) - {_SWITCHING_PROTOCOLS}
 _STATUSES = range(100, 600)
 
 
-class Answer(NamedTuple):
-    """What an endpoint said; of the body its beginning."""
+class Response(NamedTuple):
+    """The response of an endpoint, with the start of its body."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     excerpt: bytes
 
     def header(self, name: bytes) -> str | None:
-        """The first header of this name, which is given in lower case."""
+        """Return the first header with this name, which is in lower case."""
         values = (value for given, value in self.headers if given.lower() == name)
         value = next(values, None)
         return None if value is None else value.decode("latin-1")
 
 
 class Exchange(asyncio.Protocol):
-    """A connection's end here. Its transport is TLS, verified; whoever made it closes it."""
+    """Our end of a verified TLS connection. The creator closes it."""
 
     __slots__ = (
         "_body_bytes",
@@ -67,14 +67,14 @@ class Exchange(asyncio.Protocol):
         self._max_response_bytes: Final = max_response_bytes
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._over: asyncio.Future[None] | None = None  # the request under way
-        self._writable: asyncio.Future[None] | None = None  # while the other side does not read
+        self._over: asyncio.Future[None] | None = None  # done when the current exchange has ended
+        self._writable: asyncio.Future[None] | None = None  # set while the peer does not read
         self._reset()
 
     def _reset(self) -> None:
         self._status: int | None = None
-        self._is_new_status = False  # of the bytes that are being parsed
-        self._error: Exception | None = None  # why there is none
+        self._is_new_status = False  # the status is in the bytes being parsed
+        self._error: Exception | None = None  # why there is no status
         self._is_complete = False
         self._has_excess = False
         self._headers: list[tuple[bytes, bytes]] = []
@@ -82,7 +82,7 @@ class Exchange(asyncio.Protocol):
         self._body_bytes = 0
         self._excerpt = bytearray()
 
-    # What the one who sends sees.
+    # For the caller.
 
     @property
     def is_open(self) -> bool:
@@ -90,9 +90,9 @@ class Exchange(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the last answer was read to its very end, and the endpoint keeps the connection.
+        """Whether the last response was read to its end and the endpoint keeps the connection open.
 
-        And has read ours: one that answers without reading would have every further request wait in memory.
+        The endpoint must also have read the request: otherwise every further request would wait in memory.
         """
         return (
             self._is_complete
@@ -102,11 +102,11 @@ class Exchange(asyncio.Protocol):
             and not self._transport.get_write_buffer_size()
         )
 
-    async def request(self, head: bytes, body: bytes, deadline: float) -> Answer:
-        """Send one request; the answer, or Unanswered, or TimeoutError at the deadline (the loop's time)."""
+    async def request(self, head: bytes, body: bytes, deadline: float) -> Response:
+        """Send one request; RequestFailed or TimeoutError if no status arrives by the deadline."""
         transport = self._transport
         if transport is None:
-            raise Unanswered(Failure.CONNECT_FAILED)
+            raise RequestFailed(Failure.CONNECT_FAILED)
         self._reset()
         over = self._over = self._loop.create_future()
         timer = self._loop.call_at(deadline, self._end, TimeoutError())
@@ -122,13 +122,13 @@ class Exchange(asyncio.Protocol):
             timer.cancel()
             self._over = None
             if not is_sent:
-                self._has_excess = True  # of ours: the endpoint would take the next request for it
-        return self._answer()
+                self._has_excess = True  # the endpoint would read the next request as the rest of this one
+        return self._response()
 
     async def _write_in_pieces(
         self, transport: asyncio.Transport, over: "asyncio.Future[None]", head: bytes, body: bytes
     ) -> bool:
-        """As fast as the endpoint reads; whether all of it was written before the answer came."""
+        """Write as fast as the endpoint reads; False if the response arrived before the body was written."""
         transport.write(head)
         pieces = memoryview(body)
         for start in range(0, len(pieces), _PIECE_BYTES):
@@ -141,35 +141,35 @@ class Exchange(asyncio.Protocol):
                 await asyncio.sleep(0)
         return True
 
-    def _answer(self) -> Answer:
+    def _response(self) -> Response:
         if self._status is None:
-            raise self._error or RuntimeError("an exchange ended with neither an answer nor an error")
-        return Answer(self._status, self._headers, bytes(self._excerpt))
+            raise self._error or RuntimeError("an exchange ended with neither a response nor an error")
+        return Response(self._status, self._headers, bytes(self._excerpt))
 
     def close(self) -> None:
-        """Say goodbye, and close."""
+        """Close with an orderly TLS shutdown."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once: with an answer half read there is nothing more to be had from it."""
+        """Close at once: a connection with a half-read response cannot be reused."""
         if self._transport is not None:
             self._transport.abort()
 
-    # What the transport says.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        del self._parser  # it knows our methods, and we know it: let neither keep the other
+        del self._parser  # breaks the reference cycle between parser and protocol
         if isinstance(error, ssl.SSLError):
-            # In TLS 1.3 a refusal may come after the handshake, as the end of the connection.
-            self._end(Unanswered(Failure.TLS_FAILED, error.reason or ""))
+            # In TLS 1.3 the peer may reject the handshake after it has ended on our side.
+            self._end(RequestFailed(Failure.TLS_FAILED, error.reason or ""))
         else:
             detail = error.strerror or "" if isinstance(error, OSError) else ""
-            self._end(Unanswered(Failure.CONNECT_FAILED, detail))
+            self._end(RequestFailed(Failure.CONNECT_FAILED, detail))
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
@@ -182,55 +182,55 @@ class Exchange(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             self._has_excess = True
-            self.abort()  # nobody asked
+            self.abort()  # unsolicited data
             return
         self._is_new_status = False
         self._received_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._has_excess = True  # what comes next is not HTTP
+            self._has_excess = True  # the following bytes are not HTTP
             self._end(None)
         except httptools.HttpParserError:
             if self._is_new_status and not self._is_over:
-                self._status = None  # what came with it was no answer
-            self._end(Unanswered(Failure.PROTOCOL_ERROR))
+                self._status = None  # the bytes that brought it are not a valid response
+            self._end(RequestFailed(Failure.PROTOCOL_ERROR))
         else:
-            # Chunks have extensions that nobody tells us of.
+            # The parser does not report chunk extensions, so count all received bytes.
             most = _MAX_HEAD_BYTES + (0 if self._status is None else 2 * self._max_response_bytes)
             if self._received_bytes > most:
-                self._end(Unanswered(Failure.PROTOCOL_ERROR))
+                self._end(RequestFailed(Failure.PROTOCOL_ERROR))
 
     @property
     def _is_over(self) -> bool:
         return self._over is None or self._over.done()
 
     def _end(self, error: Exception | None) -> None:
-        """The exchange is over. Where there is a status it decides: whatever came after changes nothing."""
-        if self._over is None or self._over.done():  # as _is_over; mypy sees it here
+        """End the exchange. If there is a status, it decides the outcome, whatever came after it."""
+        if self._over is None or self._over.done():  # same as _is_over, but mypy understands it
             return
         self._error = error
         self._over.set_result(None)
         self.resume_writing()
 
-    # What the parser says.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if self._is_over:
             self._has_excess = True
-            raise ValueError("more than was asked for")
+            raise ValueError("a second response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name, value))
         if len(self._headers) > _MAX_HEADER_LINES or len(name) + len(value) > _MAX_HEADER_LINE_BYTES:
-            raise ValueError("a head beyond reason")
+            raise ValueError("the head is too large")
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if status not in _STATUSES:
-            raise ValueError("no status")
+            raise ValueError("invalid status")
         if status in _INTERIM:
-            self._headers.clear()  # they are not of the answer
+            self._headers.clear()  # they do not belong to the final response
         else:
             self._status = status
             self._is_new_status = True
@@ -244,10 +244,10 @@ class Exchange(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._status is None:
-            return  # an interim one
+            return  # an interim response
         self._is_complete = (
             self._parser.should_keep_alive()
             and self._body_bytes <= self._max_response_bytes
-            and self._status != _SWITCHING_PROTOCOLS  # to what it did not say
+            and self._status != _SWITCHING_PROTOCOLS  # the rest is in an unknown protocol
         )
         self._end(None)

@@ -1,6 +1,6 @@
-"""A subscription's own headers. Pure: what a person gave in, the headers to store or the problem out.
+"""Custom headers of a subscription: checks what a user gives. Pure.
 
-One function for create and for patch: a validator that checked less on one of the ways would be the way.
+Create, update and send use the same function, so no path checks less than another.
 """
 
 import re
@@ -14,10 +14,10 @@ MAX_TOTAL_LENGTH = 16 * 1024
 _SEPARATORS_LENGTH = len(": \r\n")
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-# Visible ASCII; blanks only inside, as in `Bearer token`.
+# Visible ASCII; spaces only inside, as in `Bearer token`.
 _VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
-# What frames the request, routes it, or is ours to say.
+# Headers that frame or route the request, or that webhookd sets itself.
 _FORBIDDEN = frozenset(
     {
         "accept-encoding",
@@ -43,8 +43,8 @@ _FORBIDDEN = frozenset(
         "via",
     }
 )
-# Svix's list, and: our own webhook-; content-, which describes our body; proxy-, sec- and x-forwarded-,
-# which intermediaries believe; x-http-method, x-original-, x-rewrite-, which turn a request into another;
+# Svix's list, plus: our own webhook-; content-, which describes our body; proxy-, sec- and x-forwarded-,
+# which intermediaries trust; x-http-method, x-original-, x-rewrite-, which change the request's meaning;
 # x-aws-, which carries the token for a machine's credentials.
 _FORBIDDEN_PREFIXES = (
     "content-",
@@ -66,7 +66,7 @@ _FORBIDDEN_PREFIXES = (
 
 
 class HeaderProblemCode(StrEnum):
-    """What is wrong with a subscription's headers; stable, for programs."""
+    """Stable codes for what is wrong with a subscription's headers."""
 
     NAME = "header_name"
     FORBIDDEN = "header_forbidden"
@@ -79,14 +79,14 @@ class HeaderProblemCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeaderProblem:
-    """Why not, and which; never the value, which may be a secret."""
+    """Why the headers are rejected. Never contains a value, which may be a secret."""
 
     code: HeaderProblemCode
     detail: str
 
 
 def check_headers(given: Mapping[str, str]) -> dict[str, str] | HeaderProblem:
-    """The headers as they may be stored and sent, or the first problem."""
+    """Return the headers to store and send, or the first problem."""
     if len(given) > MAX_HEADERS:
         return HeaderProblem(HeaderProblemCode.TOO_MANY, f"more than {MAX_HEADERS} headers")
     seen: set[str] = set()
@@ -102,8 +102,8 @@ def check_headers(given: Mapping[str, str]) -> dict[str, str] | HeaderProblem:
 
 def _problem_of_name(name: str, seen: set[str]) -> HeaderProblem | None:
     if not _TOKEN.fullmatch(name):
-        return HeaderProblem(HeaderProblemCode.NAME, f"{name[:50]!r} is no header name")
-    # Servers that hand headers on as variables make one of Content_Length and Content-Length.
+        return HeaderProblem(HeaderProblemCode.NAME, f"{name[:50]!r} is not a header name")
+    # Servers that pass headers on as variables do not distinguish Content_Length and Content-Length.
     lowered = name.lower().replace("_", "-")
     if lowered in _FORBIDDEN or lowered.startswith(_FORBIDDEN_PREFIXES):
         return HeaderProblem(HeaderProblemCode.FORBIDDEN, f"{name[:50]} cannot be set")
@@ -117,6 +117,6 @@ def _problem_of_value(name: str, value: str) -> HeaderProblem | None:
         detail = f"the value of {name[:50]} is longer than {MAX_VALUE_LENGTH} bytes"
         return HeaderProblem(HeaderProblemCode.VALUE_TOO_LONG, detail)
     if not _VALUE.fullmatch(value):
-        detail = f"the value of {name[:50]} must be visible ASCII, with blanks only inside"
+        detail = f"the value of {name[:50]} must be visible ASCII, with spaces only inside"
         return HeaderProblem(HeaderProblemCode.VALUE, detail)
     return None

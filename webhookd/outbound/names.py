@@ -1,6 +1,6 @@
-"""Names to addresses: asked of the machine's resolver, once for all who want to know at a time.
+"""DNS: resolves names with the machine's resolver, one lookup at a time per name.
 
-Judges nothing: the guard does, each time an answer is used.
+Applies no address rules: the guard does that each time a result is used.
 """
 
 import asyncio
@@ -10,106 +10,107 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from webhookd.outbound.outcome import Failure, Unanswered
+from webhookd.outbound.outcome import Failure, RequestFailed
 
-# getaddrinfo blocks a thread until it gives up, long after our deadline: a name that DNS never answers keeps
-# one, so there are many. Lookups of one name are one.
+# getaddrinfo blocks a thread until it gives up, long after our deadline. A name that DNS never answers keeps
+# a thread busy, so the limit is high. Concurrent lookups of one name share a thread.
 _LOOKUP_THREADS = 512
 # Long enough for a burst of new connections to one name, too short to matter when DNS changes.
-_KEPT_SECONDS = 5.0
-_MAX_KEPT = 4096
+_CACHE_SECONDS = 5.0
+_MAX_CACHED = 4096
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class Names:
-    """Asks through a lookup, joins who asks for the same name, and remembers the answer for a moment."""
+    """Shares concurrent lookups of the same name, and caches results for a few seconds."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
-        self._asked: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
+        self._lookups: dict[tuple[str, int], asyncio.Task[list[str]]] = {}
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """The answers, each once, never none. A lookup goes on for others when one gives up waiting."""
+        """Resolve a name to at least one address. A cancelled caller does not cancel a shared lookup."""
         key = (host, port)
-        asked = self._asked.get(key)
-        if asked is None:
-            if len(self._asked) >= _MAX_KEPT:
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            if len(self._lookups) >= _MAX_CACHED:
                 self.forget()
-            asked = asyncio.get_running_loop().create_task(self._ask(host, port))
-            self._asked[key] = asked
-            asked.add_done_callback(lambda done: self._answered(key, done))
+            lookup = asyncio.get_running_loop().create_task(self._resolve(host, port))
+            self._lookups[key] = lookup
+            lookup.add_done_callback(lambda done: self._resolved(key, done))
         try:
-            return await asyncio.shield(asked)
+            return await asyncio.shield(lookup)
         except asyncio.CancelledError:
-            if not asked.cancelled():
+            if not lookup.cancelled():
                 raise
-            raise Unanswered(Failure.INTERNAL, "the client is closed") from None  # it is not we who were
+            # close() cancelled the lookup; the caller was not cancelled.
+            raise RequestFailed(Failure.INTERNAL, "the client is closed") from None
         except UnicodeError:
-            raise Unanswered(Failure.DNS_FAILED, "no name that DNS could hold") from None
+            raise RequestFailed(Failure.DNS_FAILED, "not a valid DNS name") from None
         except OSError as error:  # socket.gaierror is one
-            raise Unanswered(Failure.DNS_FAILED, error.strerror or "") from None
+            raise RequestFailed(Failure.DNS_FAILED, error.strerror or "") from None
 
     def forget(self) -> None:
-        """Ask again for every name that comes; what is being asked is answered to those who wait."""
-        self._asked.clear()
+        """Drop the cache. Lookups in progress still answer their callers."""
+        self._lookups.clear()
 
     def close(self) -> None:
-        """Ask nothing more."""
-        for asked in self._asked.values():
-            asked.cancel()
-        self._asked.clear()
+        """Cancel every lookup."""
+        for lookup in self._lookups.values():
+            lookup.cancel()
+        self._lookups.clear()
 
-    async def _ask(self, host: str, port: int) -> list[str]:
-        answers = list(dict.fromkeys(await self._lookup(host, port)))
-        if not answers:
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        addresses = list(dict.fromkeys(await self._lookup(host, port)))  # without duplicates
+        if not addresses:
             raise socket.gaierror(socket.EAI_NONAME, "no address")
-        return answers
+        return addresses
 
-    def _answered(self, key: tuple[str, int], done: "asyncio.Task[list[str]]") -> None:
+    def _resolved(self, key: tuple[str, int], done: "asyncio.Task[list[str]]") -> None:
         if done.cancelled() or done.exception() is not None:
             self._drop(key, done)
         else:
-            asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._drop, key, done)
+            asyncio.get_running_loop().call_later(_CACHE_SECONDS, self._drop, key, done)
 
     def _drop(self, key: tuple[str, int], done: "asyncio.Task[list[str]]") -> None:
-        if self._asked.get(key) is done:
-            del self._asked[key]
+        if self._lookups.get(key) is done:
+            del self._lookups[key]
 
 
 class SystemLookup:
-    """The machine's own resolver: a thread for each name, for getaddrinfo cannot be told to give up."""
+    """The machine's own resolver, in one thread per lookup: getaddrinfo cannot be cancelled."""
 
     def __init__(self) -> None:
         self._threads = 0
 
     async def __call__(self, host: str, port: int) -> list[str]:
         if self._threads >= _LOOKUP_THREADS:
-            raise socket.gaierror(socket.EAI_AGAIN, "too many names are being looked up")
+            raise socket.gaierror(socket.EAI_AGAIN, "too many DNS lookups in progress")
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[str]] = loop.create_future()
+        result: asyncio.Future[list[str]] = loop.create_future()
 
         def look_up() -> None:
             try:
                 found: list[str] | Exception = _look_up(host, port)
-            except Exception as error:  # it is whoever asked that is to see it
+            except Exception as error:  # raised in the caller
                 found = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._hand_over, answer, found)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller is left
+                loop.call_soon_threadsafe(self._hand_over, result, found)
 
-        # Not of a pool: the interpreter waits at its end for a pool's threads, also for one that hangs.
+        # No thread pool: at exit the interpreter waits for a pool's threads, even if one hangs.
         threading.Thread(target=look_up, name="webhookd-dns", daemon=True).start()
-        self._threads += 1  # and not of one that could not be started; it is counted down by this loop
-        return await answer
+        self._threads += 1  # only after a successful start; _hand_over counts it down
+        return await result
 
-    def _hand_over(self, answer: "asyncio.Future[list[str]]", found: list[str] | Exception) -> None:
+    def _hand_over(self, result: "asyncio.Future[list[str]]", found: list[str] | Exception) -> None:
         self._threads -= 1
-        if answer.done():
+        if result.done():
             return
         if isinstance(found, Exception):
-            answer.set_exception(found)
+            result.set_exception(found)
         else:
-            answer.set_result(found)
+            result.set_result(found)
 
 
 def _look_up(host: str, port: int) -> list[str]:
@@ -118,5 +119,5 @@ def _look_up(host: str, port: int) -> list[str]:
 
 
 def _with_zone(host: Any, _port: Any, _flow: Any = 0, scope: Any = 0) -> str:
-    """An answer as text, with the interface that a link-local one is of: the policy is to see that."""
+    """Format an address, with the interface of a link-local one: the policy blocks those."""
     return f"{host}%{scope}" if scope and "%" not in host else str(host)

@@ -1,23 +1,27 @@
-"""Callback URLs. Pure: a person's text in, the form to store or what is wrong with it out.
+"""Callback URLs: checking the text a user gives, and turning a stored URL into a request head. Pure.
 
-Parsed here and not by a library: yarl strips tabs and line ends without a word, and takes
-`https:///path` for a URL. What is stored is ASCII and is sent as it is.
+No library parses them: yarl silently strips tabs and line ends, and accepts `https:///path`. The stored form
+is ASCII and is sent unchanged.
 """
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
 
 import idna
 
+from webhookd import __version__
 from webhookd.outbound.addresses import AddressPolicy
 
-MAX_URL_LENGTH = 500  # the column's
+MAX_URL_LENGTH = 500  # same as the column
 MAX_HOST_LENGTH = 253
 HTTPS_PORT = 443
-LOWEST_FREE_PORT = 1024
+LOWEST_UNPRIVILEGED_PORT = 1024
 HIGHEST_PORT = 65535
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -25,13 +29,21 @@ _AUTHORITY = re.compile(r"//([^/?]*)")
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::(.*))?")
 _PORT = re.compile(r"[0-9]{1,5}")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-# inet_aton, and so getaddrinfo, reads a name that ends so as an address: 127.1, 0x7f.0.0.1, 2130706433.
+# inet_aton, and so getaddrinfo, reads a name with such a last label as an address: 127.1, 0x7f.0.0.1,
+# 2130706433.
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ENCODED_CONTROL = re.compile(r"%(?:[01][0-9A-Fa-f]|7[Ff])")
-_NOT_SENT_AS_IT_IS = re.compile(r"[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%\[\]]")
+_NEEDS_ENCODING = re.compile(r"[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%\[\]]")
 
-# Names of private places, and of places that DNS never reaches. example, test and invalid are harmless.
+# A stored URL. The API stores no other form, but a row may have another origin, and it is sent unchanged.
+_STORED_URL = re.compile(
+    r"https://"
+    r"(?P<authority>(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?)"
+    r"(?P<path>[/?][!-~]*)?"
+)
+
+# Private networks, and domains that public DNS never resolves. example, test and invalid are harmless.
 _PRIVATE_TOP_LEVELS = frozenset(
     {
         "arpa",
@@ -50,7 +62,7 @@ _PRIVATE_TOP_LEVELS = frozenset(
 
 
 class UrlProblemCode(StrEnum):
-    """What is wrong with a callback URL; stable, for programs."""
+    """Stable codes for what is wrong with a callback URL."""
 
     HTTPS_REQUIRED = "https_required"
     SCHEME = "scheme"
@@ -68,7 +80,7 @@ class UrlProblemCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallbackUrl:
-    """A URL that may be stored, in the form to store: lower-case ASCII host, no default port, a path."""
+    """A valid URL in the form to store: lower-case ASCII host, no default port, always a path."""
 
     text: str
     host: str
@@ -77,53 +89,99 @@ class CallbackUrl:
 
 @dataclass(frozen=True, slots=True)
 class UrlProblem:
-    """Why not."""
+    """Why a callback URL is rejected."""
 
     code: UrlProblemCode
     detail: str
 
 
+class Origin(NamedTuple):
+    """The peer of a connection: a name, or an address without brackets, and a port."""
+
+    host: str
+    port: int
+
+
+class Target(NamedTuple):
+    """A parsed URL, and the start of every request head that is sent to it."""
+
+    origin: Origin
+    head_start: str
+
+
 _NOT_PUBLIC = "has an address that is not public (delivery.allow_networks opens networks)"
 
 
-class _Refused(Exception):
-    """Carries a problem out of the parser's depth; never leaves this module."""
+class _InvalidUrl(Exception):
+    """Carries a problem out of the parser; never leaves this module."""
 
     def __init__(self, code: UrlProblemCode, detail: str) -> None:
         self.problem = UrlProblem(code, detail)
 
 
 def check_callback_url(text: str, policy: AddressPolicy) -> CallbackUrl | UrlProblem:
-    """Every rule that holds for the text. The address behind a name is judged when it is dialled."""
+    """Apply every rule for the text. The addresses behind a name are checked when they are dialled."""
     try:
         return _parse(text, policy)
-    except _Refused as refused:
-        return refused.problem
+    except _InvalidUrl as invalid:
+        return invalid.problem
+
+
+@lru_cache(maxsize=1024)  # the same few subscriptions are sent to again and again
+def target_of(url: str) -> Target:
+    """Parse a stored URL; ValueError if the API could not have stored it."""
+    parts = _STORED_URL.fullmatch(url)
+    port = int(parts["port"] or HTTPS_PORT) if parts else 0
+    if parts is None or not 0 < port <= HIGHEST_PORT:
+        raise ValueError("the subscription's URL is not one that the API would store")
+    path = (parts["path"] or "/").partition("#")[0]
+    head_start = (
+        f"POST {path if path.startswith('/') else f'/{path}'} HTTP/1.1\r\n"
+        f"host: {parts['authority']}\r\n"
+        f"user-agent: webhookd/{__version__}\r\n"
+        "content-type: application/json\r\n"
+        # Responses are never decompressed, so a decompression bomb stays small.
+        "accept-encoding: identity\r\n"
+    )
+    return Target(Origin(parts["v6"] or parts["host"], port), head_start)
+
+
+def head_of(target: Target, headers: Mapping[str, str], length: int) -> bytes:
+    """Build the request head; ValueError if a header contains a line end or a null character."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    if "accept" not in map(str.lower, headers):
+        lines.append("accept: */*\r\n")
+    text = "".join(lines)
+    if not text.count("\r") == text.count("\n") == len(lines) or "\0" in text:
+        raise ValueError("a header has a control character")
+    return f"{target.head_start}{text}content-length: {length}\r\n\r\n".encode()
 
 
 def _parse(text: str, policy: AddressPolicy) -> CallbackUrl:
     if len(text) > MAX_URL_LENGTH:
-        raise _Refused(UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_LENGTH} characters")
-    # Before anything is parsed, for parsers strip them. By Unicode's categories: also what only looks empty.
+        raise _InvalidUrl(UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_LENGTH} characters")
+    # Checked before parsing, because parsers strip them; by Unicode category, to find invisible characters.
     if any(unicodedata.category(character)[0] in "CZ" for character in text):
-        raise _Refused(UrlProblemCode.CONTROL_CHAR, "contains a blank or a control character")
+        raise _InvalidUrl(UrlProblemCode.CONTROL_CHAR, "contains a space or a control character")
     scheme = _SCHEME.match(text)
     if scheme is None or scheme[1].lower() not in ("http", "https"):
-        raise _Refused(UrlProblemCode.SCHEME, "must begin with https://")
+        raise _InvalidUrl(UrlProblemCode.SCHEME, "must start with https://")
     if scheme[1].lower() == "http":
-        raise _Refused(UrlProblemCode.HTTPS_REQUIRED, "only https is delivered to")
+        raise _InvalidUrl(UrlProblemCode.HTTPS_REQUIRED, "must use https: http is not supported")
     if "#" in text:
-        raise _Refused(UrlProblemCode.FRAGMENT, "must have no fragment")
+        raise _InvalidUrl(UrlProblemCode.FRAGMENT, "must not have a fragment")
     authority = _AUTHORITY.match(text, scheme.end())
     if authority is None or not authority[1]:
-        raise _Refused(UrlProblemCode.HOST_MISSING, "has no host")
+        raise _InvalidUrl(UrlProblemCode.HOST_MISSING, "has no host")
     if "@" in authority[1]:
-        raise _Refused(UrlProblemCode.USERINFO, "must have no user or password: use a header")
+        raise _InvalidUrl(UrlProblemCode.USERINFO, "must not contain a user or password: use a header")
     host, port = _host_and_port(authority[1], policy)
     shown_port = "" if port == HTTPS_PORT else f":{port}"
     stored = f"https://{host}{shown_port}{_path(text[authority.end() :])}"
     if len(stored) > MAX_URL_LENGTH:
-        raise _Refused(UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_LENGTH} characters when encoded")
+        raise _InvalidUrl(
+            UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_LENGTH} characters when encoded"
+        )
     return CallbackUrl(stored, host, port)
 
 
@@ -131,11 +189,11 @@ def _host_and_port(authority: str, policy: AddressPolicy) -> tuple[str, int]:
     if authority.startswith("["):
         bracketed = _BRACKETED.fullmatch(authority)
         if bracketed is None:
-            raise _Refused(UrlProblemCode.HOST, "has a host that is no IPv6 address")
+            raise _InvalidUrl(UrlProblemCode.HOST, "has a host that is not an IPv6 address")
         return _ipv6(bracketed[1], policy), _port(bracketed[2])
     name, colon, port = authority.partition(":")
     if not name:
-        raise _Refused(UrlProblemCode.HOST_MISSING, "has no host")
+        raise _InvalidUrl(UrlProblemCode.HOST_MISSING, "has no host")
     return _ipv4_or_name(name, policy), _port(port if colon else None)
 
 
@@ -143,22 +201,23 @@ def _port(text: str | None) -> int:
     if text is None:
         return HTTPS_PORT
     port = int(text) if _PORT.fullmatch(text) else 0
-    if port != HTTPS_PORT and not LOWEST_FREE_PORT <= port <= HIGHEST_PORT:
-        raise _Refused(
-            UrlProblemCode.PORT, f"must have port {HTTPS_PORT}, or {LOWEST_FREE_PORT} to {HIGHEST_PORT}"
+    if port != HTTPS_PORT and not LOWEST_UNPRIVILEGED_PORT <= port <= HIGHEST_PORT:
+        raise _InvalidUrl(
+            UrlProblemCode.PORT,
+            f"must have port {HTTPS_PORT}, or {LOWEST_UNPRIVILEGED_PORT} to {HIGHEST_PORT}",
         )
     return port
 
 
 def _ipv6(text: str, policy: AddressPolicy) -> str:
     if "%" in text:
-        raise _Refused(UrlProblemCode.IPV6_ZONE, "must name no interface of this machine")
+        raise _InvalidUrl(UrlProblemCode.IPV6_ZONE, "must not have an IPv6 zone")
     try:
         address = IPv6Address(text)
     except ValueError as error:
-        raise _Refused(UrlProblemCode.HOST, "has a host that is no IPv6 address") from error
+        raise _InvalidUrl(UrlProblemCode.HOST, "has a host that is not an IPv6 address") from error
     if not policy.permits(address):
-        raise _Refused(UrlProblemCode.BLOCKED_ADDRESS, _NOT_PUBLIC)
+        raise _InvalidUrl(UrlProblemCode.BLOCKED_ADDRESS, _NOT_PUBLIC)
     return f"[{address.compressed}]"
 
 
@@ -168,7 +227,7 @@ def _ipv4_or_name(text: str, policy: AddressPolicy) -> str:
     except ValueError:
         return _name(text, policy)
     if not policy.permits(address):
-        raise _Refused(UrlProblemCode.BLOCKED_ADDRESS, _NOT_PUBLIC)
+        raise _InvalidUrl(UrlProblemCode.BLOCKED_ADDRESS, _NOT_PUBLIC)
     return str(address)
 
 
@@ -176,31 +235,31 @@ def _name(text: str, policy: AddressPolicy) -> str:
     name = _punycode(text)
     labels = name.split(".")
     if len(name) > MAX_HOST_LENGTH or not all(_LABEL.fullmatch(label) for label in labels):
-        raise _Refused(UrlProblemCode.HOST, "has a host that is no domain name")
+        raise _InvalidUrl(UrlProblemCode.HOST, "has a host that is not a domain name")
     if _NUMERIC_LABEL.fullmatch(labels[-1]):
-        raise _Refused(UrlProblemCode.HOST, "has a number for a host")
+        raise _InvalidUrl(UrlProblemCode.HOST, "has a number as its host")
     private = len(labels) == 1 or labels[-1] in _PRIVATE_TOP_LEVELS
     if private and not policy.allows_private_names:
-        raise _Refused(UrlProblemCode.HOST, "has a host that is not a public name")
+        raise _InvalidUrl(UrlProblemCode.HOST, "has a host that is not a public name")
     return name
 
 
 def _punycode(text: str) -> str:
-    """The name as DNS has it. What Unicode's mapping changes beyond case is refused, not guessed at."""
+    """Convert a name to its DNS form. A name that Unicode mapping changes, except in case, is rejected."""
     name = text.lower()
     if name.isascii() and text.isascii():
         if "xn--" not in name:
             return name
     elif any(not before.isascii() and _has_ascii(before.lower()) for before in text):
-        # The Kelvin sign is a k in lower case.
-        raise _Refused(UrlProblemCode.HOST, "has a host with characters that stand for others")
+        # Lower-casing makes them ASCII: the Kelvin sign becomes a k.
+        raise _InvalidUrl(UrlProblemCode.HOST, "has a host with look-alike characters")
     try:
-        # Strict: a name that mapping would change is invalid as it stands, but for the dots.
+        # Strict: apart from the dots, a name that the mapping would change is invalid.
         if idna.uts46_remap(name, std3_rules=True, transitional=False) != name:
-            raise _Refused(UrlProblemCode.HOST, "has a host with characters that stand for others")
+            raise _InvalidUrl(UrlProblemCode.HOST, "has a host with look-alike characters")
         return idna.encode(name).decode("ascii")
     except UnicodeError as error:
-        raise _Refused(UrlProblemCode.HOST, "has a host that is no domain name") from error
+        raise _InvalidUrl(UrlProblemCode.HOST, "has a host that is not a domain name") from error
 
 
 def _has_ascii(text: str) -> bool:
@@ -209,12 +268,12 @@ def _has_ascii(text: str) -> bool:
 
 def _path(text: str) -> str:
     if "\\" in text:
-        raise _Refused(UrlProblemCode.PATH, "has a backslash, which some read as a slash")
+        raise _InvalidUrl(UrlProblemCode.PATH, "has a backslash, which some servers read as a slash")
     if _BAD_ESCAPE.search(text):
-        raise _Refused(UrlProblemCode.PATH, "has a % that begins no escape")
+        raise _InvalidUrl(UrlProblemCode.PATH, "has a % that does not start an escape")
     if _ENCODED_CONTROL.search(text):
-        raise _Refused(UrlProblemCode.PATH, "has an encoded control character")
-    encoded = _NOT_SENT_AS_IT_IS.sub(_percent_encoded, text)
+        raise _InvalidUrl(UrlProblemCode.PATH, "has an encoded control character")
+    encoded = _NEEDS_ENCODING.sub(_percent_encoded, text)
     return encoded if encoded.startswith("/") else f"/{encoded}"
 
 

@@ -301,7 +301,7 @@ async def test_a_signature_is_verified_by_a_given_secret(make_listener: MakeList
     verified, forged, unsigned = listener.lines()
     assert (verified["signature"], verified["problem"]) == ("verified", None)
     assert (forged["signature"], unsigned["signature"]) == ("refused", "refused")
-    assert "no signature is by our secret" in forged["problem"]
+    assert "no signature matches" in forged["problem"]
     assert "not signed" in unsigned["problem"]
 
 

@@ -1,7 +1,7 @@
-"""Fixtures of the way out: certificates, an endpoint, clients, and a fence around loopback.
+"""Fixtures for outbound: certificates, an endpoint, clients, and a fence around loopback.
 
-The fence records every address that is really dialled, and fails a dial beyond 127.0.0.0/8 and ::1 before it
-is made, as it fails a question to the machine's resolver.
+The fence records every dialled address. It fails a dial outside of 127.0.0.0/8 and ::1, and any use of the
+machine's resolver.
 """
 
 import asyncio
@@ -24,30 +24,30 @@ from webhookd.outbound.exchange import Exchange
 from webhookd.outbound.outcome import Outcome
 
 LOOPBACK = ("127.0.0.0/8",)
-# Of a request that is answered or refused: only to end a test that hangs.
+# For requests that end earlier: it only ends a test that hangs.
 DEADLINE_SECONDS = float(CONDITION_TIMEOUT_SECONDS)
-# Longer than any test. What has such an end is not ended by it, and nobody else's end is taken for ours.
+# Longer than any test, so that no timeout but the tested one can end anything.
 NEVER_SECONDS = 3600.0
 Dialled = list[tuple[str, int]]
 
 
 class Names:
-    """A resolver of the test's own: name in, addresses out; a name it does not know does not exist."""
+    """A fake resolver. A name without an entry in `answers` does not exist."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Sequence[str]] = {}
-        self.asked: list[str] = []
+        self.lookups: list[str] = []
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:  # noqa: ARG002 - the lookup's signature
-        self.asked.append(host)
-        await asyncio.sleep(0)  # as a real one, not before others had a turn
+        self.lookups.append(host)
+        await asyncio.sleep(0)  # like a real lookup, let other tasks run first
         if host not in self.answers:
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
         return self.answers[host]
 
 
 class MakeClient(Protocol):
-    """Makes clients that the end of the test closes."""
+    """Makes clients that are closed at the end of the test."""
 
     def __call__(
         self,
@@ -55,18 +55,18 @@ class MakeClient(Protocol):
         own: frozenset[tuple[IPAddress, int]] = frozenset(),
         max_response_bytes: int = 65536,
     ) -> GuardedClient:
-        """Make one that trusts the tests' authority."""
+        """Make a client that trusts the tests' authority."""
 
 
 @pytest.fixture
 def sockets() -> list[socket.socket]:
-    """The sockets of this test's dials."""
+    """The sockets that the test dialled."""
     return []
 
 
 @pytest.fixture(autouse=True)
 def dialled(monkeypatch: pytest.MonkeyPatch, sockets: list[socket.socket]) -> Dialled:
-    """The addresses really dialled, in their order."""
+    """The addresses that were really dialled, in order."""
     made: Dialled = []
     loop_class = asyncio.selector_events.BaseSelectorEventLoop
     connect = loop_class.sock_connect
@@ -78,7 +78,7 @@ def dialled(monkeypatch: pytest.MonkeyPatch, sockets: list[socket.socket]) -> Di
         await connect(self, sock, address)
 
     def getaddrinfo(host: str, *_: Any, **__: Any) -> Any:
-        raise AssertionError(f"asked the machine's resolver for {host}")
+        raise AssertionError(f"used the machine's resolver for {host}")
 
     monkeypatch.setattr(loop_class, "sock_connect", sock_connect)
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
@@ -86,15 +86,15 @@ def dialled(monkeypatch: pytest.MonkeyPatch, sockets: list[socket.socket]) -> Di
 
 
 @pytest.fixture(autouse=True)
-def time_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep connections, and have neither handshake nor goodbye end by the loop's defaults."""
+def no_default_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable keep-alive expiry and the loop's default TLS timeouts."""
     monkeypatch.setattr(connections, "_KEEPALIVE_SECONDS", NEVER_SECONDS)
     monkeypatch.setattr("asyncio.constants.SSL_HANDSHAKE_TIMEOUT", NEVER_SECONDS)
     monkeypatch.setattr("asyncio.constants.SSL_SHUTDOWN_TIMEOUT", NEVER_SECONDS)
 
 
 class Signal:
-    """An event of the test's loop, for which the endpoint can wait in its own."""
+    """An event of the test's loop that the endpoint can await in its own loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ class Signal:
 
 
 def called(monkeypatch: pytest.MonkeyPatch, name: str) -> Signal:
-    """When one of an exchange's methods was called, of a connection that is not made yet."""
+    """Return a signal that is set when a method of any new Exchange has been called."""
     signal, method = Signal(), getattr(Exchange, name)
 
     def noticed(exchange: Exchange, *arguments: object) -> None:
@@ -121,7 +121,7 @@ def called(monkeypatch: pytest.MonkeyPatch, name: str) -> Signal:
 
 
 async def at_its_deadline(monkeypatch: pytest.MonkeyPatch, request: Awaitable[Outcome]) -> Outcome:
-    """Let DEADLINE_SECONDS pass at once; what becomes of a request under way."""
+    """Let DEADLINE_SECONDS pass at once; returns the outcome of a request in flight."""
     loop = asyncio.get_running_loop()
     now = loop.time
     monkeypatch.setattr(loop, "time", lambda: now() + DEADLINE_SECONDS)
@@ -129,7 +129,7 @@ async def at_its_deadline(monkeypatch: pytest.MonkeyPatch, request: Awaitable[Ou
 
 
 async def until_closed(sockets: list[socket.socket]) -> None:
-    """Return when none of the sockets is open any more; a failure if one stays."""
+    """Wait until all sockets are closed."""
     deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
     while any(made.fileno() != -1 for made in sockets):
         if time.monotonic() > deadline:
@@ -139,7 +139,7 @@ async def until_closed(sockets: list[socket.socket]) -> None:
 
 @pytest.fixture
 async def nothing_left_open(sockets: list[socket.socket]) -> AsyncIterator[None]:
-    """Fail a test whose clients are closed and whose connections are not."""
+    """Fail a test that closes its clients but leaves connections open."""
     yield
     await until_closed(sockets)
 
@@ -152,27 +152,27 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="session")
 def tls(certificates: Certificates) -> ssl.SSLContext:
-    """Trust in the local authority; once, for the system's own take a while to read."""
+    """A context that trusts the local authority; made once, because reading the system's takes a while."""
     return trusted_tls(certificates.ca_file)
 
 
 @pytest.fixture
 def names() -> Names:
-    """The resolver of this test's clients."""
+    """The resolver of the test's clients."""
     return Names()
 
 
 @pytest.fixture
 def endpoint(certificates: Certificates) -> Iterator[Endpoint]:
-    """An endpoint with a good certificate that answers 200 until told otherwise."""
-    # Before the fence's patches matter: start_server resolves nothing for a numeric address.
+    """An endpoint with a valid certificate that answers 200 by default."""
+    # The fence does not matter here: listening on a numeric address resolves nothing.
     with Endpoint(certificates.good) as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 async def make_client(tls: ssl.SSLContext, names: Names) -> AsyncIterator[MakeClient]:
-    """A way to make clients, by default one that may dial loopback."""
+    """A factory of clients, which may dial loopback by default."""
     clients: list[GuardedClient] = []
 
     def make(

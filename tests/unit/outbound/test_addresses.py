@@ -1,4 +1,4 @@
-"""Tests of which addresses may be dialled: rows A9 to A23 of the bad inputs, as addresses."""
+"""Which addresses may be dialled: rows A9 to A23 of the bad inputs, as addresses."""
 
 from ipaddress import ip_address
 
@@ -6,7 +6,7 @@ import pytest
 
 from webhookd.outbound.addresses import AddressPolicy
 
-# By row; the same list is tried as text in test_urls.py and as a dial in test_client_addresses.py.
+# By row; test_urls.py uses the same list as text, and test_client_addresses.py as dials.
 BLOCKED = {
     "A9": ["127.0.0.1", "127.255.255.254", "0.0.0.0"],  # noqa: S104 - refused here, not bound
     "A10": ["10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.255", "192.168.0.1"],
@@ -58,7 +58,7 @@ BLOCKED_ADDRESSES = [
     for address in addresses
 ]
 
-# Public, at the edges of what is blocked.
+# Public addresses next to blocked ranges.
 PUBLIC = [
     "1.0.0.0",
     "8.8.8.8",
@@ -90,14 +90,14 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("address", BLOCKED_ADDRESSES)
-def test_an_address_that_is_not_public_is_refused(address: str) -> None:
-    """Each range that no callback can be in is blocked, also where Python calls it global."""
+def test_non_public_address_is_refused(address: str) -> None:
+    """Every non-public range is blocked, including those that Python considers global."""
     assert not AddressPolicy().permits(ip_address(address))
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_a_public_address_is_permitted(address: str) -> None:
-    """Nothing beside the blocked ranges is blocked with them."""
+def test_public_address_is_permitted(address: str) -> None:
+    """Neighbours of the blocked ranges are not blocked."""
     assert AddressPolicy().permits(ip_address(address))
 
 
@@ -110,8 +110,8 @@ def test_a_public_address_is_permitted(address: str) -> None:
         ("::1/128", "::1", "127.0.0.1"),
     ],
 )
-def test_an_allowed_network_is_permitted_and_nothing_more(network: str, inside: str, outside: str) -> None:
-    """The operator opens what was named, in its own family, and IPv4 also where it is mapped."""
+def test_allowed_network_permits_only_its_own_addresses(network: str, inside: str, outside: str) -> None:
+    """An allowed network applies to its own IP version, and to IPv4-mapped addresses."""
     policy = AddressPolicy.of([network])
     assert policy.permits(ip_address(inside))
     assert not policy.permits(ip_address(outside))
@@ -119,13 +119,13 @@ def test_an_allowed_network_is_permitted_and_nothing_more(network: str, inside: 
 
 
 def test_a21_an_address_with_a_zone_is_never_permitted() -> None:
-    """An interface of this machine is nothing for others to name, whatever is allowed."""
+    """An interface of this machine cannot be named, whatever networks are allowed."""
     assert not AddressPolicy.of(["fe80::/10"]).permits(ip_address("fe80::1%lo"))
     assert not AddressPolicy().permits(ip_address("2606:4700::1111%1"))
 
 
 @pytest.mark.parametrize("network", ["10.0.0.1/8", "ten", "", "10.0.0.0/33"])
-def test_what_is_no_network_cannot_be_allowed(network: str) -> None:
-    """A network with host bits is a mistake, and said to be one."""
+def test_invalid_network_is_rejected(network: str) -> None:
+    """A network with host bits is an error, too."""
     with pytest.raises(ValueError, match=r"."):
         AddressPolicy.of([network])

@@ -1,4 +1,4 @@
-"""Tests of the client's connections: which are used again, which are not, and how many there are."""
+"""The client's connections: which are reused, which are closed, and how many there are."""
 
 import asyncio
 import contextlib
@@ -26,21 +26,21 @@ from tests.unit.outbound.conftest import (
     Signal,
     until_closed,
 )
-from tests.unit.outbound.test_client_answers import SHORT_DEADLINE_SECONDS, post
+from tests.unit.outbound.test_client_responses import SHORT_DEADLINE_SECONDS, post
 from webhookd.outbound import connections
 from webhookd.outbound import names as names_module
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient
 from webhookd.outbound.exchange import Exchange
-from webhookd.outbound.target import target_of
+from webhookd.outbound.urls import target_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
 OK = b"HTTP/1.1 200 X\r\nContent-Length: 2\r\n\r\nok"
 
 
-async def test_more_than_was_asked_for_ends_the_connection(client: GuardedClient, endpoint: Endpoint) -> None:
-    """A second answer in the packet of the first would be taken for the next request's."""
+async def test_second_response_closes_the_connection(client: GuardedClient, endpoint: Endpoint) -> None:
+    """A second response in the same packet must not become the response to the next request."""
     endpoint.garbage(OK + b"HTTP/1.1 500 X\r\nRetry-After: 9\r\n\r\n")
     outcome = await post(client, endpoint)
     assert (outcome.response_status, outcome.response_excerpt) == (200, b"ok")
@@ -49,10 +49,10 @@ async def test_more_than_was_asked_for_ends_the_connection(client: GuardedClient
     assert [request.connection for request in endpoint.requests] == [1, 2]
 
 
-async def test_an_endpoint_that_speaks_unasked_is_not_listened_to(
+async def test_unsolicited_response_closes_the_connection(
     client: GuardedClient, endpoint: Endpoint, sockets: list[socket.socket]
 ) -> None:
-    """An answer in advance of the request that it is for closes the connection that it came by."""
+    """A response that arrives before its request closes the connection."""
     answered = Signal()
 
     async def answer_twice(_: Request, connection: Connection) -> bool:
@@ -68,10 +68,10 @@ async def test_an_endpoint_that_speaks_unasked_is_not_listened_to(
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.0 200 X\r\n", b"HTTP/1.1 200 X\r\nConnection: close\r\n"])
-async def test_a_connection_that_the_endpoint_does_not_keep_is_not_kept(
+async def test_connection_is_not_reused_if_the_endpoint_closes_it(
     client: GuardedClient, endpoint: Endpoint, head: bytes
 ) -> None:
-    """Nothing is sent to a side that has said goodbye."""
+    """HTTP/1.0 and `Connection: close` announce that the endpoint closes the connection."""
 
     async def answer(_: Request, connection: Connection) -> bool:
         await connection.send(head + b"Content-Length: 0\r\n\r\n")
@@ -83,8 +83,8 @@ async def test_a_connection_that_the_endpoint_does_not_keep_is_not_kept(
     assert [request.connection for request in endpoint.requests] == [1, 2]
 
 
-async def test_a_change_of_protocol_ends_the_connection(client: GuardedClient, endpoint: Endpoint) -> None:
-    """Whatever comes next is not HTTP, also where the answer does not say what it is."""
+async def test_protocol_switch_closes_the_connection(client: GuardedClient, endpoint: Endpoint) -> None:
+    """The following bytes are not HTTP, even if the response does not name the protocol."""
 
     async def switch(_: Request, connection: Connection) -> bool:
         await connection.send(b"HTTP/1.1 101 X\r\nContent-Length: 0\r\n\r\n")
@@ -98,14 +98,14 @@ async def test_a_change_of_protocol_ends_the_connection(client: GuardedClient, e
 
 
 class Unread(asyncio.Transport):
-    """A connection of which the other side has yet to read something, or not."""
+    """A transport with bytes that the peer has not read."""
 
     def __init__(self, unread_bytes: int) -> None:
         super().__init__()
         self.unread_bytes = unread_bytes
 
     def write(self, data: object) -> None:
-        """It goes."""
+        """Discard the data."""
 
     def is_closing(self) -> bool:
         return False
@@ -115,22 +115,22 @@ class Unread(asyncio.Transport):
 
 
 @pytest.mark.parametrize("unread_bytes", [0, 1])
-async def test_a_connection_is_used_again_when_all_was_read(unread_bytes: int) -> None:
-    """An endpoint that answers without reading would have every further request wait in memory."""
+async def test_connection_is_reused_only_if_the_request_was_read(unread_bytes: int) -> None:
+    """An endpoint that responds without reading would make every further request wait in memory."""
     loop = asyncio.get_running_loop()
     exchange = Exchange(loop, 1000)
     exchange.connection_made(Unread(unread_bytes))
-    asking = asyncio.ensure_future(exchange.request(b"", b"", loop.time() + DEADLINE_SECONDS))
+    request = asyncio.ensure_future(exchange.request(b"", b"", loop.time() + DEADLINE_SECONDS))
     await asyncio.sleep(0)
     exchange.data_received(OK)
-    assert (await asking).status == 200
+    assert (await request).status == 200
     assert exchange.is_reusable == (unread_bytes == 0)
 
 
-async def test_a_handshake_has_the_requests_deadline(
+async def test_handshake_uses_the_deadline_of_the_request(
     certificates: Certificates, client: GuardedClient
 ) -> None:
-    """And not one of its own, should the dial's end go unheard (aiohappyeyeballs may swallow it)."""
+    """Also if the cancellation of the dial is lost (aiohappyeyeballs may swallow it)."""
     with Endpoint(certificates.good, Handshake.STALLED) as stalled:
         dialler = client._connections._dialler
         deadline = asyncio.get_running_loop().time() + SHORT_DEADLINE_SECONDS
@@ -141,7 +141,7 @@ async def test_a_handshake_has_the_requests_deadline(
 
 
 class StoppedLoop(uvloop.Loop):
-    """The daemon's loop, of a process that is stopped when a client has said hello, and goes on too late."""
+    """A uvloop that stalls after the TLS client hello, as in a process that is stopped and resumed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class StoppedLoop(uvloop.Loop):
     @types.coroutine
     def _stopped(self, connecting: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
         awaited = connecting.send(None)
-        # In the turn of the hello, after it: when this turn ends the answer is there.
+        # Runs in the same loop iteration, after the client hello: then the response is already there.
         self.call_soon(self._stop)
         while True:
             try:
@@ -178,10 +178,10 @@ class StoppedLoop(uvloop.Loop):
         self.dialling.cancel()
 
 
-def test_a_dial_given_up_as_its_handshake_ends_is_no_error(
+def test_dial_cancelled_as_its_handshake_ends_is_not_an_error(
     endpoint: Endpoint, tls: ssl.SSLContext, names: Names
 ) -> None:
-    """As when a stopped process goes on: it is too late, and the answer is there. It is closed."""
+    """As when a stopped process resumes after the deadline: the new connection is closed silently."""
     loop = StoppedLoop()
 
     async def give_up() -> None:
@@ -192,7 +192,7 @@ def test_a_dial_given_up_as_its_handshake_ends_is_no_error(
         with pytest.raises(asyncio.CancelledError):
             await loop.dialling
         transport = await asyncio.wait_for(loop.connected, CONDITION_TIMEOUT_SECONDS)
-        await asyncio.sleep(0.1)  # for what is said of it, and for its end
+        await asyncio.sleep(0.1)  # for error reports, and for the connection to end
         assert transport.is_closing()
         client.close()
 
@@ -201,7 +201,7 @@ def test_a_dial_given_up_as_its_handshake_ends_is_no_error(
     assert loop.errors == []
 
 
-async def test_a_body_that_ends_with_the_connection_is_whole(
+async def test_body_without_length_ends_with_the_connection(
     client: GuardedClient, endpoint: Endpoint
 ) -> None:
     """Without a length the end of the connection is the end of the body."""
@@ -211,7 +211,7 @@ async def test_a_body_that_ends_with_the_connection_is_whole(
 
 
 async def test_an_endless_chunk_extension_is_cut(make_client: MakeClient, endpoint: Endpoint) -> None:
-    """What is neither head nor body is bounded, too; the status was there."""
+    """Bytes outside of head and body are bounded too; the status had arrived."""
     client = make_client(max_response_bytes=10_000)
 
     async def extend(_: Request, connection: Connection) -> bool:
@@ -223,37 +223,35 @@ async def test_an_endless_chunk_extension_is_cut(make_client: MakeClient, endpoi
     assert (await post(client, endpoint)).delivered
 
 
-async def test_an_endless_line_of_a_head_is_a_protocol_error(
-    client: GuardedClient, endpoint: Endpoint
-) -> None:
-    """It is cut while it comes: nobody waits for its end."""
+async def test_endless_header_line_is_a_protocol_error(client: GuardedClient, endpoint: Endpoint) -> None:
+    """The limit applies before the line ends."""
 
-    async def speak(_: Request, connection: Connection) -> bool:
+    async def send_header(_: Request, connection: Connection) -> bool:
         await connection.send(b"HTTP/1.1 200 X\r\na: ")
         while True:
             await connection.send(b"a" * 8192)
 
-    endpoint.behave(speak)
+    endpoint.behave(send_header)
     assert (await post(client, endpoint)).error_code == "PROTOCOL_ERROR"
 
 
-async def test_interim_answers_without_end_are_a_protocol_error(
+async def test_endless_interim_responses_are_a_protocol_error(
     client: GuardedClient, endpoint: Endpoint
 ) -> None:
-    """A hundred of them say no more than one, and the deadline is for endpoints that work."""
+    """They do not last until the deadline."""
 
-    async def hesitate(_: Request, connection: Connection) -> bool:
+    async def send_interim(_: Request, connection: Connection) -> bool:
         while True:
             await connection.send(b"HTTP/1.1 102 X\r\n\r\n" * 100)
 
-    endpoint.behave(hesitate)
+    endpoint.behave(send_interim)
     assert (await post(client, endpoint)).error_code == "PROTOCOL_ERROR"
 
 
 async def test_a_large_body_to_an_endpoint_that_does_not_read_is_a_timeout(
     client: GuardedClient, endpoint: Endpoint
 ) -> None:
-    """The deadline is over the sending, too."""
+    """The deadline covers the sending, too."""
 
     async def never_read(_: Request, connection: Connection) -> bool:
         connection.stop_reading()
@@ -261,28 +259,26 @@ async def test_a_large_body_to_an_endpoint_that_does_not_read_is_a_timeout(
         return False
 
     assert (await post(client, endpoint)).delivered
-    endpoint.answer_unread("/")  # the body is not waited for
+    endpoint.answer_unread("/")  # do not wait for the body
     endpoint.behave(never_read, "/")
     outcome = await client.post(endpoint.url(), {}, bytes(50_000_000), SHORT_DEADLINE_SECONDS)
     assert outcome.error_code == "TIMEOUT"
 
 
-async def test_a_header_of_the_subscriptions_own_takes_the_place_of_ours(
-    client: GuardedClient, endpoint: Endpoint
-) -> None:
-    """`Accept` is the one that both may give."""
+async def test_custom_accept_header_replaces_the_default(client: GuardedClient, endpoint: Endpoint) -> None:
+    """`Accept` is the only header that both may set."""
     await client.post(endpoint.url(), {"Accept": "text/plain"}, b"{}", DEADLINE_SECONDS)
     lines = [line.lower() for line in endpoint.requests[0].header_lines]
     assert [line for line in lines if line.startswith("accept:")] == ["accept: text/plain"]
 
 
-async def test_a_kept_connection_is_closed_when_its_time_is_over(
+async def test_idle_connection_is_closed_after_the_keepalive_time(
     client: GuardedClient,
     endpoint: Endpoint,
     sockets: list[socket.socket],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without any further request: before the endpoint closes it."""
+    """Without a further request, and before the endpoint closes it."""
     monkeypatch.setattr(connections, "_KEEPALIVE_SECONDS", 0.05)
     assert (await post(client, endpoint)).delivered
     await until_closed(sockets)
@@ -290,14 +286,14 @@ async def test_a_kept_connection_is_closed_when_its_time_is_over(
     assert [request.connection for request in endpoint.requests] == [1, 2]
 
 
-async def test_kept_connections_are_bounded(
+async def test_idle_connections_are_bounded(
     client: GuardedClient,
     endpoint: Endpoint,
     names: Names,
     tls: ssl.SSLContext,
     sockets: list[socket.socket],
 ) -> None:
-    """For a new one the one that was kept longest is given up; the others are used again."""
+    """A new connection replaces the one that was idle longest; the others are reused."""
     client.reconfigure(ClientOptions(AddressPolicy.of(LOOPBACK), tls, max_connections=3))
     hosts = [f"{number}.hooks.example" for number in range(5)]
     names.answers = {host: ["127.0.0.1"] for host in hosts}
@@ -308,10 +304,10 @@ async def test_kept_connections_are_bounded(
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "127.0.0.1."])
-async def test_a24_the_machines_resolver_is_not_asked_for_a_number(
+async def test_a24_numeric_host_is_not_resolved(
     tls: ssl.SSLContext, dialled: Dialled, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """It would answer with the address that the number stands for, and loopback is allowed here."""
+    """The resolver would return the address of the number, and loopback is allowed here."""
 
     def getaddrinfo(_: str, port: int, **__: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
@@ -323,10 +319,8 @@ async def test_a24_the_machines_resolver_is_not_asked_for_a_number(
     assert dialled == []
 
 
-async def test_what_an_interim_answer_says_is_not_the_answers(
-    client: GuardedClient, endpoint: Endpoint
-) -> None:
-    """The wish to come back later is that of the status."""
+async def test_headers_of_interim_responses_are_ignored(client: GuardedClient, endpoint: Endpoint) -> None:
+    """Retry-After comes from the final response."""
     endpoint.garbage(b"HTTP/1.1 103 X\r\nRetry-After: 9\r\n\r\nHTTP/1.1 503 X\r\nRetry-After: 1\r\n\r\n")
     assert (await post(client, endpoint)).retry_after_seconds == 1.0
 
@@ -334,7 +328,7 @@ async def test_what_an_interim_answer_says_is_not_the_answers(
 async def test_a_dial_that_outlasts_the_deadline_sends_nothing(
     client: GuardedClient, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where whoever dials swallows the cancellation: the lease may be over by then."""
+    """Even if the dialler swallows the cancellation: the lease may have expired by then."""
     dialler = client._connections._dialler
     dial = dialler.dial
 
@@ -348,10 +342,10 @@ async def test_a_dial_that_outlasts_the_deadline_sends_nothing(
     assert endpoint.requests == []
 
 
-async def test_a_client_that_is_closed_while_it_dials_sends_nothing(
+async def test_client_closed_while_dialling_sends_nothing(
     client: GuardedClient, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection that comes after the closing is closed, too."""
+    """A connection that is made after the client was closed is closed too."""
     dialler = client._connections._dialler
     dial = dialler.dial
     dials, go_on = asyncio.Event(), asyncio.Event()
@@ -370,26 +364,26 @@ async def test_a_client_that_is_closed_while_it_dials_sends_nothing(
     assert endpoint.requests == []
 
 
-async def test_a_client_that_is_closed_while_it_asks_for_a_name_answers_with_an_outcome(
+async def test_client_closed_during_a_lookup_returns_an_outcome(
     tls: ssl.SSLContext,
 ) -> None:
-    """Nobody cancelled the request, so it does not end as if somebody had."""
-    asked = asyncio.Event()
+    """The request was not cancelled, so it does not raise CancelledError."""
+    looking_up = asyncio.Event()
 
     async def never(_: str, __: int) -> list[str]:
-        asked.set()
+        looking_up.set()
         await asyncio.Event().wait()
         return []
 
     client = GuardedClient(ClientOptions(AddressPolicy(), tls), never)
     request = asyncio.create_task(client.post("https://hooks.example/", {}, b"{}", DEADLINE_SECONDS))
-    await asked.wait()
+    await looking_up.wait()
     client.close()
     assert (await request).error_code == "INTERNAL"
 
 
-async def test_a_thread_that_cannot_be_started_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the machine has threads again, names are looked up again."""
+async def test_thread_that_fails_to_start_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups work again as soon as the machine has free threads."""
 
     def getaddrinfo(_: str, port: int, **__: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]

@@ -1,4 +1,4 @@
-"""The tests' own endpoint: it leaves nothing behind."""
+"""The tests' own endpoint releases everything it opened."""
 
 import gc
 import socket
@@ -9,20 +9,20 @@ from tests.support.endpoint import Endpoint
 
 
 def connected(endpoint: Endpoint) -> socket.socket:
-    """A connection, without a word."""
+    """Connect without sending anything."""
     connection = socket.socket()
     connection.connect(("127.0.0.1", endpoint.port))
     return connection
 
 
-def test_an_endpoint_may_end_amid_a_handshake(certificates: Certificates) -> None:
-    """A connection that has yet to be greeted is closed too, and not left to whichever test comes next."""
+def test_stop_during_a_handshake_closes_the_connection(certificates: Certificates) -> None:
+    """A connection before its handshake is closed too, and does not leak into the next test."""
     trust = ssl.create_default_context(cafile=certificates.ca_file)
     with Endpoint(certificates.good) as endpoint:
         silent = connected(endpoint)
-        # They are accepted in their order: when the second was greeted, the first is waited for.
+        # Connections are accepted in order: after the second handshake, the endpoint waits for the first.
         with connected(endpoint) as second, trust.wrap_socket(second, server_hostname="127.0.0.1"):
             pass
-    gc.collect()  # complains of what was not closed
+    gc.collect()  # warns about unclosed sockets
     with silent:
         assert silent.recv(1) == b""

@@ -1,4 +1,4 @@
-"""Tests of the rules for a subscription's own headers: part D of the bad inputs."""
+"""The rules for a subscription's custom headers: part D of the bad inputs."""
 
 import pytest
 
@@ -74,7 +74,7 @@ REFUSED = {
     ],
 )
 def test_bad_headers_are_refused_with_their_code(headers: dict[str, str], code: str) -> None:
-    """Each row is refused, and the refusal does not repeat a value, which may be a secret."""
+    """Each row is refused, and the message does not repeat a value, which may be a secret."""
     problem = check_headers(headers)
     assert isinstance(problem, HeaderProblem)
     assert problem.code == code
@@ -92,13 +92,13 @@ def test_bad_headers_are_refused_with_their_code(headers: dict[str, str], code: 
         pytest.param({"Accept": "application/json"}, id="accept"),
     ],
 )
-def test_good_headers_are_kept_as_they_are(headers: dict[str, str]) -> None:
-    """What may be sent comes back unchanged."""
+def test_valid_headers_are_returned_unchanged(headers: dict[str, str]) -> None:
+    """Valid headers are stored exactly as given."""
     assert check_headers(headers) == headers
 
 
 def test_d12_the_total_counts_what_is_sent() -> None:
-    """Names, values and separators together: exactly 16 kB pass, and a byte more does not."""
+    """Names, values and separators count: exactly 16 KiB pass, and one more byte does not."""
     headers = {f"X-{number}": "a" * 4089 for number in range(4)}  # 4 · (3 + 4089 + 4) = 16384
     assert check_headers(headers) == headers
     assert isinstance(check_headers({**headers, "X-0": "a" * 4090}), HeaderProblem)

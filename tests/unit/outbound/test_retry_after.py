@@ -1,10 +1,10 @@
-"""Tests of what an endpoint may say about when to come back."""
+"""Parsing of the Retry-After header."""
 
 from datetime import UTC, datetime
 
 import pytest
 
-from webhookd.outbound.retry_after import retry_after_seconds
+from webhookd.outbound.outcome import retry_after_seconds
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
 IN_A_MINUTE = "Mon, 16 Nov 2026 12:01:00 GMT"
@@ -27,8 +27,8 @@ IN_A_MINUTE = "Mon, 16 Nov 2026 12:01:00 GMT"
         (IN_A_MINUTE, "garbage", 60),
     ],
 )
-def test_both_forms_are_understood_and_bounded(value: str, date: str | None, seconds: float) -> None:
-    """Seconds, and the three forms of a time, against the endpoint's own clock where it shows it."""
+def test_seconds_and_dates_are_parsed_and_bounded(value: str, date: str | None, seconds: float) -> None:
+    """Accepts seconds and the three date forms, relative to the endpoint's own clock if it sends one."""
     assert retry_after_seconds(value, date, NOW) == seconds
 
 
@@ -49,6 +49,6 @@ def test_both_forms_are_understood_and_bounded(value: str, date: str | None, sec
         "Mon, 99 Nov 2026 12:01:00 GMT",
     ],
 )
-def test_garbage_is_nothing(value: str | None) -> None:
-    """What is neither form counts as not said."""
+def test_invalid_value_is_ignored(value: str | None) -> None:
+    """A value in neither form counts as missing."""
     assert retry_after_seconds(value, None, NOW) is None

@@ -1,4 +1,4 @@
-"""Tests of the rules for the text of a callback URL: part A of the bad inputs."""
+"""The rules for the text of a callback URL: part A of the bad inputs."""
 
 import re
 
@@ -13,7 +13,7 @@ from webhookd.outbound.urls import CallbackUrl, UrlProblem, check_callback_url
 PUBLIC_ONLY = AddressPolicy()
 LOCAL = AddressPolicy.of(["127.0.0.0/8", "::1/128"])
 
-# The database's, in Python's words.
+# The CHECK of the column, as a Python pattern.
 COLUMN_CHECK = re.compile(r"https://[^\s\x00-\x1f\x7f-\x9f/?#@]+([/?][^\s\x00-\x1f\x7f-\x9f#]*)?")
 
 REFUSED = {
@@ -156,7 +156,7 @@ REFUSED = {
 
 
 def literal(address: str) -> str:
-    """The URL of an address."""
+    """Make the URL of an address."""
     return f"https://[{address}]/" if ":" in address else f"https://{address}/"
 
 
@@ -169,7 +169,7 @@ def literal(address: str) -> str:
     ],
 )
 def test_a_bad_url_is_refused_with_its_code(text: str, code: str) -> None:
-    """Each row is told apart by a stable code."""
+    """Each row has its stable code."""
     problem = check_callback_url(text, PUBLIC_ONLY)
     assert isinstance(problem, UrlProblem)
     assert problem.code == code
@@ -185,7 +185,7 @@ def test_a_bad_url_is_refused_with_its_code(text: str, code: str) -> None:
     ],
 )
 def test_a_literal_address_that_is_not_public_is_refused(address: str) -> None:
-    """The address rule holds for the text, too, long before anything is dialled."""
+    """The address rule applies to the text already, long before a dial."""
     problem = check_callback_url(literal(address), PUBLIC_ONLY)
     assert isinstance(problem, UrlProblem)
     assert problem.code == "blocked_address"
@@ -217,7 +217,7 @@ def test_a_literal_address_that_is_not_public_is_refused(address: str) -> None:
     ],
 )
 def test_a_good_url_is_stored_in_one_form(text: str, stored: str) -> None:
-    """A29 and the rest: what is stored is ASCII, passes the column's check, and is its own stored form."""
+    """A29 and others: the stored form is ASCII, passes the column's CHECK, and does not change again."""
     url = check_callback_url(text, PUBLIC_ONLY)
     assert isinstance(url, CallbackUrl)
     assert url.text == stored
@@ -236,8 +236,8 @@ def test_a_good_url_is_stored_in_one_form(text: str, stored: str) -> None:
         "https://[::ffff:7f00:1]/",
     ],
 )
-def test_an_allowed_network_lifts_the_rules_for_names_and_its_own_addresses(text: str) -> None:
-    """A30 and A9: allow_networks opens private names, and the addresses in it."""
+def test_allowed_network_permits_private_names_and_its_addresses(text: str) -> None:
+    """A30 and A9: allow_networks permits private names, and the addresses in the networks."""
     assert isinstance(check_callback_url(text, LOCAL), CallbackUrl)
     assert isinstance(check_callback_url(text, PUBLIC_ONLY), UrlProblem)
 
@@ -252,8 +252,8 @@ def test_an_allowed_network_lifts_the_rules_for_names_and_its_own_addresses(text
         ("https://localhost:22/", "port"),
     ],
 )
-def test_an_allowed_network_lifts_nothing_else(text: str, code: str) -> None:
-    """Other addresses, numbers for hosts, plain HTTP and low ports stay refused."""
+def test_allowed_network_permits_nothing_else(text: str, code: str) -> None:
+    """Other addresses, numeric hosts, plain HTTP and low ports stay refused."""
     problem = check_callback_url(text, LOCAL)
     assert isinstance(problem, UrlProblem)
     assert problem.code == code
@@ -261,7 +261,7 @@ def test_an_allowed_network_lifts_nothing_else(text: str, code: str) -> None:
 
 @given(st.one_of(st.text(), st.text(max_size=60).map("https://".__add__)))
 def test_any_text_is_either_refused_or_storable(text: str) -> None:
-    """A31: nothing that a person sends raises; what is accepted passes the column's check and is settled."""
+    """A31: no text raises; an accepted URL passes the column's CHECK and does not change again."""
     result = check_callback_url(text, LOCAL)
     if isinstance(result, CallbackUrl):
         assert COLUMN_CHECK.fullmatch(result.text)

@@ -14,11 +14,10 @@ from webhookd.deliveries import reads, subscriptions
 from webhookd.deliveries.subscriptions import Challenge
 from webhookd.http.database import Database
 from webhookd.http.problems import Problem, invalid, unavailable
-from webhookd.outbound.challenge import EVENT_TYPE, ChallengeMessage
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
 from webhookd.outbound.headers import HeaderProblem, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
-from webhookd.outbound.signatures import sign
+from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage, sign
 
 # Each may take a whole delivery's timeout; the client has connections for so many beside the deliveries'.
 MAX_UNDER_WAY = VERIFICATION_CONNECTIONS
@@ -74,7 +73,7 @@ def _headers(begun: Challenge, timestamp: int, body: bytes) -> Mapping[str, str]
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
         "webhook-signature": sign(begun.secrets, message_id, timestamp, body),
-        "webhook-event-type": EVENT_TYPE,
+        "webhook-event-type": CHALLENGE_EVENT_TYPE,
     }
 
 

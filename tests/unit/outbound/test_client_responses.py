@@ -1,4 +1,4 @@
-"""Tests of the client against hostile answers: part E of the bad inputs, over real TLS connections."""
+"""The client against hostile responses: part E of the bad inputs, over real TLS connections."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ Verb = Callable[[Endpoint], None]
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
 SHORT_DEADLINE_SECONDS = 0.3
-# What sockets and TLS may hold on their way; an unbounded reader takes far more in a deadline.
+# Sockets and TLS may buffer this much; an unbounded reader would take far more within the deadline.
 IN_BUFFERS_BYTES = 16 * 1024 * 1024
 
 
@@ -52,7 +52,7 @@ async def post(
 
 
 def assert_failed(outcome: Outcome, code: str) -> None:
-    """No status, this code, and nothing from the answer."""
+    """Check that the outcome has this code, no status, and nothing from a response."""
     assert (outcome.response_status, outcome.error_code) == (None, code)
     assert outcome.response_excerpt == b""
     assert outcome.retry_after_seconds is None
@@ -60,11 +60,11 @@ def assert_failed(outcome: Outcome, code: str) -> None:
     assert outcome.duration_ms >= 0
 
 
-# What is sent.
+# The request.
 
 
-async def test_what_is_sent_is_what_the_contract_says(client: GuardedClient, endpoint: Endpoint) -> None:
-    """A POST with our headers and the caller's, each once, and no other."""
+async def test_request_matches_the_contract(client: GuardedClient, endpoint: Endpoint) -> None:
+    """A POST has our headers and the caller's, each once, and no others."""
     await client.post(
         endpoint.url("/hooks?a=%2F"), {"webhook-id": "evt_1", "X-Own": "a b"}, b"{}", DEADLINE_SECONDS
     )
@@ -98,13 +98,15 @@ async def test_what_is_sent_is_what_the_contract_says(client: GuardedClient, end
     ids=["empty", "null", "order and duplicates", "escaped nul", "unicode", "line ends", "no text", "1 MB"],
 )
 async def test_the_body_arrives_byte_for_byte(client: GuardedClient, endpoint: Endpoint, body: bytes) -> None:
-    """Nothing between the table and the wire parses, orders, escapes or compresses it."""
+    """Nothing between the table and the connection parses, orders, escapes or compresses it."""
     assert (await client.post(endpoint.url(), {}, body, DEADLINE_SECONDS)).delivered
     assert endpoint.requests[0].body == body
 
 
-async def test_the_reference_library_verifies_what_arrived(client: GuardedClient, endpoint: Endpoint) -> None:
-    """Signed here, sent over the wire, verified from what the endpoint saw."""
+async def test_reference_library_verifies_the_received_request(
+    client: GuardedClient, endpoint: Endpoint
+) -> None:
+    """Signed here, sent over a connection, and verified from what the endpoint received."""
     secret, now, body = make_secret(), int(time.time()), '{"a":"é"}'.encode()
     headers = {
         "webhook-id": "evt_7",
@@ -116,8 +118,8 @@ async def test_the_reference_library_verifies_what_arrived(client: GuardedClient
     assert Webhook(secret).verify(request.body, request.headers) == {"a": "é"}
 
 
-async def test_the_endpoint_can_echo_a_challenge(client: GuardedClient, endpoint: Endpoint) -> None:
-    """The test endpoint plays its part in a verification, in both forms; the excerpt is what to compare."""
+async def test_endpoint_echoes_a_challenge(client: GuardedClient, endpoint: Endpoint) -> None:
+    """The test endpoint answers a verification in both forms; the excerpt is compared."""
     body = json.dumps({"type": "webhookd.verification", "challenge": "abc"}).encode()
     endpoint.echo_challenge(path="/json")
     endpoint.echo_challenge(bare=True, path="/bare")
@@ -131,10 +133,10 @@ async def test_the_endpoint_can_echo_a_challenge(client: GuardedClient, endpoint
 @pytest.mark.parametrize(
     "headers", [{"X-A": "a\r\nX-B: c"}, {"X-A": "a\nb"}, {"X-A\r\nX-B": "c"}, {"X-A": "\x00"}]
 )
-async def test_d1_a_header_that_would_break_the_request_is_an_outcome(
+async def test_d1_header_with_line_end_is_an_outcome(
     client: GuardedClient, endpoint: Endpoint, headers: dict[str, str]
 ) -> None:
-    """Should one ever be stored, that delivery fails, and nothing of it reaches the endpoint."""
+    """If such a header is ever stored, that delivery fails and nothing reaches the endpoint."""
     assert_failed(await client.post(endpoint.url(), headers, b"{}", DEADLINE_SECONDS), "INTERNAL")
     assert endpoint.requests == []
 
@@ -142,7 +144,7 @@ async def test_d1_a_header_that_would_break_the_request_is_an_outcome(
 async def test_f11_a_proxy_in_the_environment_is_not_used(
     client: GuardedClient, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, dialled: Dialled
 ) -> None:
-    """The address that was judged is the address that is dialled."""
+    """The checked address is the dialled address."""
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert (await post(client, endpoint)).delivered
@@ -154,7 +156,7 @@ async def test_f11_a_proxy_in_the_environment_is_not_used(
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 226, 299])
 async def test_any_2xx_is_a_success(client: GuardedClient, endpoint: Endpoint, status: int) -> None:
-    """A success has a status, and no error code."""
+    """A success has a status and no error code."""
     endpoint.answer(status)
     outcome = await post(client, endpoint)
     assert (outcome.response_status, outcome.error_code, outcome.delivered) == (status, None, True)
@@ -168,10 +170,8 @@ async def test_any_2xx_is_a_success(client: GuardedClient, endpoint: Endpoint, s
         *(300, 304, 400, 401, 404, 418, 500, 599),
     ],
 )
-async def test_any_other_status_is_a_failure_like_others(
-    client: GuardedClient, endpoint: Endpoint, status: int
-) -> None:
-    """What to make of it is the saga's decision."""
+async def test_any_other_status_is_a_failure(client: GuardedClient, endpoint: Endpoint, status: int) -> None:
+    """The saga decides about retries."""
     endpoint.answer(status, b"" if status == 304 else b"why")
     outcome = await post(client, endpoint)
     assert (outcome.response_status, outcome.error_code) == (status, f"HTTP_{status}")
@@ -191,7 +191,7 @@ async def test_e8_a_redirect_is_a_failure_and_is_not_followed(
 
 
 async def test_e7_switching_protocols_is_a_failure(client: GuardedClient, endpoint: Endpoint) -> None:
-    """A status like others, after which the connection is of no use."""
+    """It is an ordinary failed status, but the connection cannot be reused."""
     endpoint.garbage(b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
     assert (await post(client, endpoint)).error_code == "HTTP_101"
     endpoint.answer(200)
@@ -200,10 +200,8 @@ async def test_e7_switching_protocols_is_a_failure(client: GuardedClient, endpoi
 
 
 @pytest.mark.parametrize("interim", [100, 102, 103])
-async def test_an_interim_status_is_not_the_status(
-    client: GuardedClient, endpoint: Endpoint, interim: int
-) -> None:
-    """What comes after it is."""
+async def test_interim_status_is_skipped(client: GuardedClient, endpoint: Endpoint, interim: int) -> None:
+    """The final status after it decides."""
     head = f"HTTP/1.1 {interim} X\r\n\r\nHTTP/1.1 204 X\r\n\r\n"
     endpoint.garbage(head.encode())
     assert (await post(client, endpoint)).response_status == 204
@@ -215,13 +213,13 @@ async def test_an_interim_status_is_not_the_status(
 async def test_retry_after_is_reported(
     client: GuardedClient, endpoint: Endpoint, value: str, expected: float | None
 ) -> None:
-    """A failure carries the endpoint's wish, bounded; garbage is no wish."""
+    """A failure carries the endpoint's Retry-After, bounded; an invalid value is ignored."""
     endpoint.retry_after(value, 429)
     assert (await post(client, endpoint)).retry_after_seconds == expected
 
 
-async def test_retry_after_may_be_a_time(client: GuardedClient, endpoint: Endpoint) -> None:
-    """The other form, against the endpoint's own clock."""
+async def test_retry_after_may_be_a_date(client: GuardedClient, endpoint: Endpoint) -> None:
+    """The date form, relative to the endpoint's own clock."""
     now = datetime.now(UTC).replace(microsecond=0)
     headers = {
         "Retry-After": format_datetime(now + timedelta(seconds=90), usegmt=True),
@@ -232,19 +230,19 @@ async def test_retry_after_may_be_a_time(client: GuardedClient, endpoint: Endpoi
 
 
 async def test_a_success_has_no_retry_after(client: GuardedClient, endpoint: Endpoint) -> None:
-    """There is nothing to come back for."""
+    """A delivered event is not retried."""
     endpoint.retry_after("120", 200)
     assert (await post(client, endpoint)).retry_after_seconds is None
 
 
-# Slow and endless answers.
+# Slow and endless responses.
 
 
 async def test_e1_an_endpoint_that_never_answers_is_a_timeout(
     client: GuardedClient, endpoint: Endpoint
 ) -> None:
-    """The request arrived, and the deadline ended the waiting."""
-    assert (await post(client, endpoint)).delivered  # by this connection the next is sent at once
+    """The request arrives, and the deadline ends the wait."""
+    assert (await post(client, endpoint)).delivered  # opens the connection for the next request
     endpoint.hang()
     outcome = await post(client, endpoint, SHORT_DEADLINE_SECONDS)
     assert_failed(outcome, "TIMEOUT")
@@ -255,7 +253,7 @@ async def test_e1_an_endpoint_that_never_answers_is_a_timeout(
 async def test_e2_dripped_headers_are_a_timeout(
     client: GuardedClient, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes in time; the deadline is over all of them."""
+    """Each byte arrives in time, but the deadline covers all of them."""
     is_read = called(monkeypatch, "data_received")
     endpoint.drip_headers()
     request = asyncio.create_task(post(client, endpoint))
@@ -264,10 +262,10 @@ async def test_e2_dripped_headers_are_a_timeout(
 
 
 @pytest.mark.parametrize("status", [200, 500])
-async def test_e3_after_the_status_a_dripped_body_changes_nothing(
+async def test_e3_dripped_body_does_not_change_the_status(
     client: GuardedClient, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """The status decides, the deadline ends the reading, and what came until then is kept."""
+    """The status decides; the deadline ends the reading, and the bytes received so far are kept."""
     is_read = called(monkeypatch, "on_body")
     endpoint.drip_body(status)
     request = asyncio.create_task(post(client, endpoint))
@@ -277,10 +275,8 @@ async def test_e3_after_the_status_a_dripped_body_changes_nothing(
     assert outcome.response_excerpt.startswith(b".")
 
 
-async def test_e4_an_endless_body_is_read_to_the_bound_and_cut(
-    client: GuardedClient, endpoint: Endpoint
-) -> None:
-    """A success before the deadline; the endpoint got rid of little more than the buffers on the way hold."""
+async def test_e4_endless_body_is_cut_at_the_limit(client: GuardedClient, endpoint: Endpoint) -> None:
+    """It succeeds before the deadline; the endpoint sends little more than the buffers hold."""
     endpoint.endless_body()
     outcome = await post(client, endpoint)
     assert outcome.delivered
@@ -291,8 +287,8 @@ async def test_e4_an_endless_body_is_read_to_the_bound_and_cut(
     assert [request.connection for request in endpoint.requests] == [1, 2]
 
 
-async def test_e5_a_gzip_bomb_stays_packed(client: GuardedClient, endpoint: Endpoint) -> None:
-    """The excerpt is the packed bytes; nothing here unpacks."""
+async def test_e5_gzip_bomb_is_not_decompressed(client: GuardedClient, endpoint: Endpoint) -> None:
+    """The excerpt holds the compressed bytes."""
     endpoint.gzip_bomb()
     outcome = await post(client, endpoint)
     assert outcome.delivered
@@ -303,10 +299,10 @@ async def test_e5_a_gzip_bomb_stays_packed(client: GuardedClient, endpoint: Endp
 @pytest.mark.parametrize(
     ("length", "connections"), [(0, 1), (4096, 1), (4097, 1), (10_000, 1), (1_000_000, 2)]
 )
-async def test_a_body_within_the_bound_is_read_to_its_end_and_one_beyond_is_not(
+async def test_connection_is_reused_if_the_body_is_within_the_limit(
     make_client: MakeClient, endpoint: Endpoint, length: int, connections: int
 ) -> None:
-    """4096 bytes are kept; up to the bound the connection is used again, past it it is dropped."""
+    """The excerpt has 4096 bytes; a connection with a larger body than the limit is closed."""
     client = make_client(max_response_bytes=10_000)
     endpoint.answer(200, b"y" * length)
     for _ in range(2):
@@ -316,10 +312,10 @@ async def test_a_body_within_the_bound_is_read_to_its_end_and_one_beyond_is_not(
     assert len(endpoint.connections) == connections
 
 
-async def test_an_answer_before_the_body_was_read_ends_the_exchange(
+async def test_response_before_the_body_was_read_ends_the_exchange(
     client: GuardedClient, endpoint: Endpoint
 ) -> None:
-    """A large body refused unread is a status like others; the half-sent connection is not reused."""
+    """A large body that is refused unread gives a normal status; the connection is not reused."""
     endpoint.answer_unread("/", 413)
     for _ in range(2):
         outcome = await client.post(endpoint.url(), {}, bytes(20_000_000), DEADLINE_SECONDS)
@@ -327,39 +323,37 @@ async def test_an_answer_before_the_body_was_read_ends_the_exchange(
     assert [request.connection for request in endpoint.requests] == [1, 2]
 
 
-# Broken answers.
+# Broken responses.
 
 
 @pytest.mark.parametrize(
-    "break_answer",
+    "break_response",
     [
         pytest.param(Endpoint.close_at_once, id="E14-immediate close"),
         pytest.param(Endpoint.reset_before_status, id="E14-reset before status"),
     ],
 )
 async def test_a_connection_lost_before_the_status_is_a_failed_attempt(
-    client: GuardedClient, endpoint: Endpoint, break_answer: Verb
+    client: GuardedClient, endpoint: Endpoint, break_response: Verb
 ) -> None:
-    """One request was sent, and none again."""
-    break_answer(endpoint)
+    """The request is sent once."""
+    break_response(endpoint)
     assert_failed(await post(client, endpoint), "CONNECT_FAILED")
     assert len(endpoint.requests) == 1
 
 
-async def test_e14_a_reset_after_the_status_changes_nothing(
-    client: GuardedClient, endpoint: Endpoint
-) -> None:
-    """The status was there."""
+async def test_e14_reset_after_the_status_is_ignored(client: GuardedClient, endpoint: Endpoint) -> None:
+    """The status had arrived."""
     endpoint.reset_after_status(200)
     assert (await post(client, endpoint)).delivered
     endpoint.reset_after_status(500)
     assert (await post(client, endpoint)).error_code == "HTTP_500"
 
 
-async def test_a_truncated_body_changes_nothing_and_is_no_news(
+async def test_truncated_body_is_ignored_and_not_logged(
     client: GuardedClient, endpoint: Endpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The status was there; what an endpoint does wrong is not logged as ours."""
+    """The status had arrived, and an endpoint's mistakes are not logged as ours."""
     endpoint.garbage(b"HTTP/1.1 200 X\r\nContent-Length: 5\r\n\r\nab")
     outcome = await post(client, endpoint)
     assert (outcome.delivered, outcome.response_excerpt) == (True, b"ab")
@@ -367,24 +361,26 @@ async def test_a_truncated_body_changes_nothing_and_is_no_news(
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nA: b\r\n"])
-async def test_half_an_answer_is_none(client: GuardedClient, endpoint: Endpoint, head: bytes) -> None:
-    """A status counts when its headers are complete: until then the connection was lost before it."""
+async def test_incomplete_head_is_a_lost_connection(
+    client: GuardedClient, endpoint: Endpoint, head: bytes
+) -> None:
+    """A status counts only with complete headers."""
     endpoint.garbage(head)
     assert_failed(await post(client, endpoint), "CONNECT_FAILED")
 
 
-async def test_e15_a_kept_connection_closed_as_we_send_is_a_failed_attempt(
+async def test_e15_idle_connection_closed_while_sending_is_a_failed_attempt(
     client: GuardedClient, endpoint: Endpoint
 ) -> None:
-    """An attempt is one request: what met the closing is not sent again on a new connection."""
+    """An attempt is one request: it is not sent again on a new connection."""
     assert (await post(client, endpoint)).delivered
     endpoint.close_at_once()
     assert_failed(await post(client, endpoint), "CONNECT_FAILED")
     assert [request.connection for request in endpoint.requests] == [1, 1]
 
 
-async def test_nobody_listening_is_a_failed_connection(client: GuardedClient, endpoint: Endpoint) -> None:
-    """Refused by the kernel of the other side."""
+async def test_closed_port_is_a_failed_connection(client: GuardedClient, endpoint: Endpoint) -> None:
+    """The kernel of the endpoint refuses the connection."""
     endpoint.stop_listening()
     assert_failed(await post(client, endpoint), "CONNECT_FAILED")
 
@@ -407,39 +403,39 @@ async def test_nobody_listening_is_a_failed_connection(client: GuardedClient, en
         pytest.param(b"HTTP/2 200\r\n\r\n" * 2, id="E17-HTTP/2"),
     ],
 )
-async def test_what_is_not_http_is_a_protocol_error_without_a_status(
+async def test_invalid_http_is_a_protocol_error(
     client: GuardedClient, endpoint: Endpoint, answer: bytes
 ) -> None:
-    """No status of ours is taken for the endpoint's."""
+    """There is no status, not even one that was parsed from the invalid response."""
     endpoint.garbage(answer)
     assert_failed(await post(client, endpoint), "PROTOCOL_ERROR")
 
 
 @pytest.mark.parametrize(
-    "break_answer",
+    "break_response",
     [
         pytest.param(Endpoint.duplicate_content_length, id="E17-two lengths"),
         pytest.param(Endpoint.long_header, id="E9-long line"),
         pytest.param(Endpoint.many_headers, id="E9-many lines"),
     ],
 )
-async def test_headers_beyond_reason_are_a_protocol_error(
-    client: GuardedClient, endpoint: Endpoint, break_answer: Verb
+async def test_excessive_headers_are_a_protocol_error(
+    client: GuardedClient, endpoint: Endpoint, break_response: Verb
 ) -> None:
-    """Bounded in length and in number, and unambiguous."""
-    break_answer(endpoint)
+    """Headers are bounded in length and number, and must not contradict each other."""
+    break_response(endpoint)
     assert_failed(await post(client, endpoint), "PROTOCOL_ERROR")
 
 
-async def test_e17_a_bad_chunk_after_the_status_changes_nothing(
+async def test_e17_bad_chunk_after_the_status_is_ignored(
     client: GuardedClient, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The status decides; only the connection is of no more use."""
+    """The status decides; only the connection cannot be reused."""
     is_read = called(monkeypatch, "on_headers_complete")
 
     async def bad_chunk(_: Request, connection: Connection) -> bool:
         await connection.send(b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n")
-        await is_read.wait()  # so that it is not in the packet of the status
+        await is_read.wait()  # so that it is not in the same packet as the status
         await connection.send(b"no number\r\n")
         return False
 
@@ -449,23 +445,21 @@ async def test_e17_a_bad_chunk_after_the_status_changes_nothing(
     assert outcome.response_excerpt == b"ab"
 
 
-async def test_e11_a_reason_phrase_that_is_no_text_does_no_harm(
-    client: GuardedClient, endpoint: Endpoint
-) -> None:
-    """It is not kept at all: nothing in an outcome can be unstorable."""
+async def test_e11_non_text_reason_phrase_is_ignored(client: GuardedClient, endpoint: Endpoint) -> None:
+    """It is not stored, so an outcome contains nothing that cannot be stored."""
     endpoint.non_utf8_reason(500)
     outcome = await post(client, endpoint)
     assert outcome.error_code == "HTTP_500"
 
 
-async def test_e12_a_body_that_is_no_text_is_kept_as_bytes(client: GuardedClient, endpoint: Endpoint) -> None:
-    """NUL and invalid UTF-8 are bytes like others."""
+async def test_e12_binary_body_is_kept_as_bytes(client: GuardedClient, endpoint: Endpoint) -> None:
+    """NUL and invalid UTF-8 are ordinary bytes."""
     endpoint.answer(400, b"\x00\xff\xfe")
     assert (await post(client, endpoint)).response_excerpt == b"\x00\xff\xfe"
 
 
-async def test_e21_cookies_are_not_kept(client: GuardedClient, endpoint: Endpoint, names: Names) -> None:
-    """No delivery carries anything from another. By name: of an address no jar would keep them."""
+async def test_e21_cookies_are_not_stored(client: GuardedClient, endpoint: Endpoint, names: Names) -> None:
+    """Deliveries share no state. Uses a name, because no cookie jar stores cookies of an address."""
     names.answers["hooks.example"] = ["127.0.0.1"]
     endpoint.answer(200, headers={"Set-Cookie": "a=b"})
     for _ in range(2):
@@ -481,7 +475,7 @@ async def test_e21_cookies_are_not_kept(client: GuardedClient, endpoint: Endpoin
 async def test_e22_a_bad_certificate_is_refused(
     client: GuardedClient, certificates: Certificates, kind: str
 ) -> None:
-    """Nothing of the request is sent to whoever shows it."""
+    """Nothing of the request is sent to such an endpoint."""
     with Endpoint(getattr(certificates, kind)) as endpoint:
         assert_failed(await post(client, endpoint), "TLS_FAILED")
         assert endpoint.requests == []
@@ -496,15 +490,15 @@ async def test_e22_a_name_that_is_not_in_the_certificate_is_refused(
     assert_failed(outcome, "TLS_FAILED")
 
 
-async def test_e22_an_authority_that_nobody_named_is_not_trusted(endpoint: Endpoint) -> None:
-    """Without the CA file the local authority is a stranger."""
+async def test_e22_unknown_authority_is_not_trusted(endpoint: Endpoint) -> None:
+    """The local authority is trusted only with its CA file."""
     options = ClientOptions(AddressPolicy.of(["127.0.0.0/8"]), trusted_tls())
     async with GuardedClient(options) as client:
         assert_failed(await post(client, endpoint), "TLS_FAILED")
 
 
 async def test_e22_tls_before_1_2_is_refused(client: GuardedClient, certificates: Certificates) -> None:
-    """The endpoint offers TLS 1.1 at most; where its OpenSSL cannot even do that, it offers nothing."""
+    """The endpoint offers TLS 1.1 at most, or nothing if its OpenSSL does not support that."""
     with Endpoint(certificates.good, Handshake.OLD) as endpoint:
         assert_failed(await post(client, endpoint), "TLS_FAILED")
         assert endpoint.requests == []
@@ -513,25 +507,23 @@ async def test_e22_tls_before_1_2_is_refused(client: GuardedClient, certificates
 async def test_e23_a_stalled_handshake_is_a_timeout(
     client: GuardedClient, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Accepted, and then nothing: the deadline covers the handshake."""
+    """The deadline covers the handshake."""
     with Endpoint(certificates.good, Handshake.STALLED) as endpoint:
         request = asyncio.create_task(post(client, endpoint))
         await until_true(lambda: len(endpoint.connections) == 1)
         assert_failed(await at_its_deadline(monkeypatch, request), "TIMEOUT")
 
 
-def test_e22_nothing_of_tls_is_left_to_defaults(tls: ssl.SSLContext) -> None:
-    """Verified by authority and by name, and TLS 1.2 at least, whatever Python's defaults become."""
+def test_e22_tls_settings_do_not_depend_on_defaults(tls: ssl.SSLContext) -> None:
+    """Authority and name are verified, with TLS 1.2 or newer, whatever Python's defaults become."""
     assert tls.verify_mode is ssl.CERT_REQUIRED
     assert tls.check_hostname
     assert tls.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"], ids=["missing", "empty", "garbage"])
-def test_a_ca_file_that_cannot_be_used_is_a_configuration_error(
-    tmp_path: Path, content: bytes | None
-) -> None:
-    """Found out before anything live is touched, in one line."""
+def test_unusable_ca_file_is_a_configuration_error(tmp_path: Path, content: bytes | None) -> None:
+    """It is detected before the running client changes, and the error is one line."""
     ca_file = tmp_path / "ca.pem"
     if content is not None:
         ca_file.write_bytes(content)
@@ -539,13 +531,13 @@ def test_a_ca_file_that_cannot_be_used_is_a_configuration_error(
         trusted_tls(ca_file)
 
 
-# Connections, reloads, and the end.
+# Connections, reloads and closing.
 
 
 async def test_connections_are_kept_alive(
     client: GuardedClient, endpoint: Endpoint, dialled: Dialled
 ) -> None:
-    """Twenty requests one after the other, one connection."""
+    """Twenty sequential requests use one connection."""
     endpoint.answer(200, b'{"ok":true}')
     for _ in range(20):
         assert (await post(client, endpoint)).delivered
@@ -554,10 +546,10 @@ async def test_connections_are_kept_alive(
 
 
 @pytest.mark.parametrize("answer", [b"garbage\r\n\r\n", b"", b"HTTP/1.1 200 X\r\nContent-Length: 9\r\n\r\n"])
-async def test_a_connection_that_is_given_up_does_not_linger(
+async def test_abandoned_connection_is_closed(
     client: GuardedClient, endpoint: Endpoint, sockets: list[socket.socket], answer: bytes
 ) -> None:
-    """An endpoint that then reads nothing more, not even our goodbye, holds none of our sockets."""
+    """An endpoint that stops reading, even our TLS shutdown, does not hold a socket."""
 
     async def answer_and_stop_reading(_: Request, connection: Connection) -> bool:
         connection.stop_reading()
@@ -572,10 +564,10 @@ async def test_a_connection_that_is_given_up_does_not_linger(
     await until_closed(sockets)
 
 
-async def test_a_reload_leaves_requests_in_flight_alone(
+async def test_reload_does_not_affect_requests_in_flight(
     client: GuardedClient, endpoint: Endpoint, tls: ssl.SSLContext
 ) -> None:
-    """A request that was sent before is answered after; then the connections of its time are closed."""
+    """A request sent before the reload is answered after it; then its connections are closed."""
     go_on = Signal()
 
     async def wait(_: Request, connection: Connection) -> bool:
@@ -594,8 +586,8 @@ async def test_a_reload_leaves_requests_in_flight_alone(
     assert before.is_closed
 
 
-async def test_a_reload_brings_a_new_authority(endpoint: Endpoint, tls: ssl.SSLContext) -> None:
-    """What failed before it for want of the CA file succeeds after it."""
+async def test_reload_applies_a_new_authority(endpoint: Endpoint, tls: ssl.SSLContext) -> None:
+    """A request that failed without the CA file succeeds after the reload."""
     local = AddressPolicy.of(["127.0.0.0/8"])
     async with GuardedClient(ClientOptions(local, trusted_tls())) as client:
         assert_failed(await post(client, endpoint), "TLS_FAILED")
@@ -603,8 +595,8 @@ async def test_a_reload_brings_a_new_authority(endpoint: Endpoint, tls: ssl.SSLC
         assert (await post(client, endpoint)).delivered
 
 
-async def test_cancellation_passes(client: GuardedClient, endpoint: Endpoint) -> None:
-    """The one thing that is not an outcome: whoever cancels wants the end, not a report."""
+async def test_cancellation_is_raised(client: GuardedClient, endpoint: Endpoint) -> None:
+    """Cancellation is the only exception that is not turned into an outcome."""
     endpoint.hang()
     request = asyncio.create_task(post(client, endpoint))
     await endpoint.received(1)
@@ -613,13 +605,13 @@ async def test_cancellation_passes(client: GuardedClient, endpoint: Endpoint) ->
         await request
 
 
-async def test_a31_a_bug_of_ours_is_an_outcome_and_is_logged(
+async def test_a31_internal_error_is_an_outcome_and_is_logged(
     client: GuardedClient,
     endpoint: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Any exception ends one delivery, and is not lost."""
+    """Any exception ends one delivery, and is logged."""
 
     async def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
@@ -630,14 +622,14 @@ async def test_a31_a_bug_of_ours_is_an_outcome_and_is_logged(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_closed_client_answers_with_an_outcome(client: GuardedClient, endpoint: Endpoint) -> None:
-    """A delivery that comes too late fails as ours, and goes out again later."""
+async def test_closed_client_returns_an_outcome(client: GuardedClient, endpoint: Endpoint) -> None:
+    """A late delivery fails with INTERNAL, and is sent again later."""
     client.close()
     assert_failed(await post(client, endpoint), "INTERNAL")
 
 
-async def test_the_endpoint_fails_as_often_as_told(client: GuardedClient, endpoint: Endpoint) -> None:
-    """The test endpoint's own way to recover, for tests of retries."""
+async def test_endpoint_fails_the_given_number_of_times(client: GuardedClient, endpoint: Endpoint) -> None:
+    """The test endpoint recovers, for tests of retries."""
     endpoint.fail_times(2, 503)
     statuses = [(await post(client, endpoint)).response_status for _ in range(4)]
     assert statuses == [503, 503, 200, 200]
