@@ -1,4 +1,4 @@
-"""Fixtures of the stages' tests: what a stage is made of, with settings that a test may change."""
+"""Fixtures for tests of a single stage: its context, with settings that a test can change."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from webhookd.db.connection import Connection
 from webhookd.db.pool import Pool
 from webhookd.wakeups import WakeUps
 
-SERVERS_ENDS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+SERVER_TIMEOUTS = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is given up for its time on a slow machine; a test of such an end sets it itself."""
+    """Lengthen the timeouts for slow machines; a test of a timeout sets its own."""
     for module, name in (
         (connection_module, "CONNECT_TIMEOUT_SECONDS"),
         (pool_module, "CONNECT_TIMEOUT_SECONDS"),
@@ -31,13 +31,13 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
         (pool_module, "ACQUIRE_TIMEOUT_SECONDS"),
     ):
         monkeypatch.setattr(module, name, CONDITION_TIMEOUT_SECONDS)
-    longer = dict.fromkeys(SERVERS_ENDS, f"{CONDITION_TIMEOUT_SECONDS}s")
+    longer = dict.fromkeys(SERVER_TIMEOUTS, f"{CONDITION_TIMEOUT_SECONDS}s")
     monkeypatch.setattr(pool_module, "SESSION_SETTINGS", pool_module.SESSION_SETTINGS | longer)
 
 
 @dataclass
 class Parts:
-    """The parts of a process."""
+    """The shared parts of a process; `settings` can be replaced at any time."""
 
     pool: Pool
     wakeups: WakeUps = field(default_factory=WakeUps)
@@ -52,14 +52,14 @@ class Parts:
 
 @pytest.fixture
 async def parts(database: Database) -> AsyncIterator[Parts]:
-    """Give the parts of a process, logged in as the daemon is."""
+    """Give the parts of a process, logged in like the daemon."""
     async with Pool(database.dsn("daemon"), 3) as pool:
         yield Parts(pool)
 
 
 @contextlib.asynccontextmanager
 async def running(run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """A stage runs for the length of the block; one that fails ends the block, with its error."""
+    """Run a stage for the length of the block; if it fails, the block ends with its error."""
     task, block = asyncio.ensure_future(run()), asyncio.current_task()
     assert block is not None
     is_inside = True
@@ -85,12 +85,12 @@ async def running(run: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
 
 
 def has_failed(task: "asyncio.Future[None]") -> bool:
-    """Whether it ended by an error."""
+    """Return whether the task ended with an error."""
     return task.done() and not task.cancelled() and task.exception() is not None
 
 
 class CountingPool(Pool):
-    """Counts its uses: each is one look of a loop."""
+    """Counts its uses, to see how often a loop queries the database."""
 
     def __init__(self, dsn: str, size: int) -> None:
         super().__init__(dsn, size)
@@ -99,7 +99,7 @@ class CountingPool(Pool):
         self._used = asyncio.Event()
 
     async def used(self, times: int) -> None:
-        """Wait until so many uses have ended, and no more have begun: what comes now none of them sees."""
+        """Wait until this many uses have ended; none may be running."""
         async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
             while self._ended < times:
                 self._used.clear()
@@ -117,6 +117,6 @@ class CountingPool(Pool):
 
 @pytest.fixture
 async def counted(database: Database) -> AsyncIterator[CountingPool]:
-    """Give a pool, logged in as the daemon is."""
+    """Give a counting pool, logged in like the daemon."""
     async with CountingPool(database.dsn("daemon"), 2) as pool:
         yield pool

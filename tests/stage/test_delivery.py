@@ -1,4 +1,4 @@
-"""The worker and its reporter, at the moments when the database fails them."""
+"""The worker and its reporter when the database fails between claim, load, send and report."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until
 from webhookd.core.errors import DatabaseFault, DatabaseUnavailable
 from webhookd.core.settings import DeliverySettings, ServicesSettings, Settings
 from webhookd.db.connection import Connection
-from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import attempts
 from webhookd.deliveries.reaper import Reaper
 from webhookd.deliveries.reporter import Finished, Reporter
 from webhookd.deliveries.worker import Worker
@@ -26,17 +26,17 @@ FAILED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Fa
 
 
 def reporter_of(parts: Parts) -> Reporter:
-    """A reporter of this process."""
+    """Return a reporter of this process."""
     return Reporter(parts.context)
 
 
 def worker_of(parts: Parts, client: GuardedClient, reporter: Reporter) -> Worker:
-    """A worker of this process."""
+    """Return a worker of this process."""
     return Worker(parts.context, client, reporter)
 
 
-async def jobs_of(flow: Flow, count: int, payload: str = LARGE) -> None:
-    """So many jobs to be claimed, to an address that is refused: attempts fail, and nothing is sent."""
+async def start_attempts(flow: Flow, count: int, payload: str = LARGE) -> None:
+    """Create attempts for a blocked address: they fail, and nothing is sent."""
     await flow.subscribe(callback_url="https://127.0.0.1/")
     for _ in range(count):
         await flow.publish(payload=payload)
@@ -44,19 +44,19 @@ async def jobs_of(flow: Flow, count: int, payload: str = LARGE) -> None:
     await flow.start()
 
 
-async def test_leases_that_were_not_loaded_are_handed_back_by_the_drain(
+async def test_drain_releases_leases_whose_messages_were_not_loaded(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is lost between claim and payloads, and then comes SIGTERM."""
-    await jobs_of(flow, 6)
+    """The connection is lost between claim and load, then SIGTERM arrives."""
+    await start_attempts(flow, 6)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter_of(parts))
 
-        async def lost(*_: object) -> list[jobs.Message]:
+        async def lost(*_: object) -> list[attempts.Message]:
             raise DatabaseUnavailable("cut off")
 
         with monkeypatch.context() as patch:
-            patch.setattr(jobs, "load", lost)
+            patch.setattr(attempts, "load", lost)
             with pytest.raises(DatabaseUnavailable):
                 await worker.run()
         assert await flow.daemon.fetchval(LEASED) == 6
@@ -64,16 +64,16 @@ async def test_leases_that_were_not_loaded_are_handed_back_by_the_drain(
         assert await flow.daemon.fetchval(LEASED) == 0
 
 
-async def test_a_drain_waits_for_requests_that_are_not_begun_yet(
+async def test_drain_waits_for_requests_that_have_not_started(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim's requests are begun a few at a time; SIGTERM comes when one of forty is."""
-    await jobs_of(flow, 40, "{}")
-    begin_further, go_on = Worker._send_rest, asyncio.Event()
+    """Requests start a few at a time; SIGTERM arrives when one of forty has started."""
+    await start_attempts(flow, 40, "{}")
+    send_rest, go_on = Worker._send_rest, asyncio.Event()
 
     async def held(*arguments: Any) -> None:
         await go_on.wait()
-        await begin_further(*arguments)
+        await send_rest(*arguments)
 
     monkeypatch.setattr("webhookd.deliveries.worker.STARTED_AT_ONCE", 1)
     monkeypatch.setattr(Worker, "_send_rest", held)
@@ -91,12 +91,10 @@ async def test_a_drain_waits_for_requests_that_are_not_begun_yet(
     assert worker.in_flight == 0
 
 
-async def test_what_is_small_is_sent_with_one_statement(
-    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It came with its lease: nothing is loaded."""
-    await jobs_of(flow, 6, "{}")
-    monkeypatch.delattr(jobs, "load")
+async def test_small_message_needs_no_load(flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with its lease, so the load function is never called."""
+    await start_attempts(flow, 6, "{}")
+    monkeypatch.delattr(attempts, "load")
     reporter = reporter_of(parts)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter)
@@ -106,12 +104,12 @@ async def test_what_is_small_is_sent_with_one_statement(
     assert worker.in_flight == 0
 
 
-async def test_leases_that_come_too_late_are_handed_back_and_not_claimed_at_once(
+async def test_leases_too_close_to_their_end_are_released_and_not_claimed_again_at_once(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim that the database was long about: nothing is sent, and the next is not made before the poll."""
+    """After a slow claim nothing is sent, and the next claim waits for the poll interval."""
     parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
-    await jobs_of(flow, 6, "{}")
+    await start_attempts(flow, 6, "{}")
     monkeypatch.setattr("webhookd.deliveries.worker.is_too_late", lambda *_: True)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter_of(parts))
@@ -122,16 +120,16 @@ async def test_leases_that_come_too_late_are_handed_back_and_not_claimed_at_once
     assert worker.in_flight == 0
 
 
-@pytest.mark.parametrize("error", [DatabaseUnavailable("cut off"), ValueError("another version's row")])
-@pytest.mark.parametrize("loaded", [False, True], ids=["not loaded", "loaded, and not given back"])
-async def test_leases_are_loaded_again_and_sent_once(
+@pytest.mark.parametrize("error", [DatabaseUnavailable("cut off"), ValueError("row of another version")])
+@pytest.mark.parametrize("loaded", [False, True], ids=["load fails", "returning the connection fails"])
+async def test_failed_load_is_repeated_and_each_attempt_sent_once(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch, error: Exception, loaded: bool
 ) -> None:
-    """Whatever fails between claim and sending: each job is sent, none of them twice, and no slot is lost."""
-    await jobs_of(flow, 6)
-    load, failures = jobs.load, iter([error])
+    """Whatever fails between claim and send: each attempt is sent exactly once, and no slot is lost."""
+    await start_attempts(flow, 6)
+    load, failures = attempts.load, iter([error])
 
-    async def lost(*arguments: Any) -> list[jobs.Message]:
+    async def lost(*arguments: Any) -> list[attempts.Message]:
         if not loaded and (failure := next(failures, None)):
             raise failure
         return await load(*arguments)
@@ -143,7 +141,7 @@ async def test_leases_are_loaded_again_and_sent_once(
         if loaded and asyncio.current_task() in worker._loading and (failure := next(failures, None)):
             raise failure
 
-    monkeypatch.setattr(jobs, "load", lost)
+    monkeypatch.setattr(attempts, "load", lost)
     pooled = parts.pool.connection
     monkeypatch.setattr(parts.pool, "connection", kept)
     reporter = reporter_of(parts)
@@ -157,20 +155,20 @@ async def test_leases_are_loaded_again_and_sent_once(
     assert worker.in_flight == 0
 
 
-async def test_what_cannot_be_read_spoils_it_for_nobody_else(
+async def test_unreadable_row_fails_only_its_own_attempt(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One damaged row among those of a claim: its attempt fails as our own fault, the others are made."""
-    await jobs_of(flow, 6)
+    """One damaged row in a claim: its attempt fails with INTERNAL, the others are sent."""
+    await start_attempts(flow, 6)
     damaged = await flow.daemon.fetchval("select min(id) from webhookd.webhook_delivery_jobs")
-    load = jobs.load
+    load = attempts.load
 
-    async def refused(connection: Connection, leases: list[jobs.Lease]) -> list[jobs.Message]:
+    async def refused(connection: Connection, leases: list[attempts.Lease]) -> list[attempts.Message]:
         if any(lease.job_id == damaged for lease in leases):
             raise DatabaseFault("XX001: missing chunk number 0 for toast value")
         return await load(connection, leases)
 
-    monkeypatch.setattr(jobs, "load", refused)
+    monkeypatch.setattr(attempts, "load", refused)
     reporter = reporter_of(parts)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter)
@@ -188,22 +186,22 @@ async def test_what_cannot_be_read_spoils_it_for_nobody_else(
     assert worker.in_flight == 0
 
 
-async def test_a_claim_is_made_when_a_load_has_ended(
+async def test_next_claim_starts_when_one_of_two_loads_ends(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two loads are the most: when one ends the next claim begins, and does not wait for the other's end."""
+    """At most two loads run; when one ends, the next claim does not wait for the other."""
     parts.settings = Settings(
         delivery=DeliverySettings(concurrency=40, subscription_concurrency=40),
         services=ServicesSettings(poll_interval_seconds=600),
     )
-    await jobs_of(flow, 40)
-    load, ends = jobs.load, [asyncio.Event() for _ in range(3)]
-    begun = asyncio.Queue[int]()
+    await start_attempts(flow, 40)
+    load, ends = attempts.load, [asyncio.Event() for _ in range(3)]
+    started = asyncio.Queue[int]()
 
-    async def held(*arguments: Any) -> list[jobs.Message]:
+    async def held(*arguments: Any) -> list[attempts.Message]:
         number = held.count  # type: ignore[attr-defined]
         held.count += 1  # type: ignore[attr-defined]
-        begun.put_nowait(number)
+        started.put_nowait(number)
         await ends[number].wait()
         return await load(*arguments)
 
@@ -212,19 +210,19 @@ async def test_a_claim_is_made_when_a_load_has_ended(
     async def hang(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(jobs, "load", held)
+    monkeypatch.setattr(attempts, "load", held)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         monkeypatch.setattr(client, "post", hang)
         worker = worker_of(parts, client, reporter_of(parts))
         async with running(worker.run), asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-            assert [await begun.get(), await begun.get()] == [0, 1]
+            assert [await started.get(), await started.get()] == [0, 1]
             ends[0].set()
-            assert await begun.get() == 2
+            assert await started.get() == 2
 
 
-async def test_reports_outlive_a_failover(flow: Flow, parts: Parts, database: Database) -> None:
-    """For a moment no host is the primary that target_session_attrs asks for: nothing is given up for it."""
-    await jobs_of(flow, 6)
+async def test_reports_survive_a_failover(flow: Flow, parts: Parts, database: Database) -> None:
+    """While no host matches target_session_attrs, reports are kept and then sent."""
+    await start_attempts(flow, 6)
     leases = await flow.claim()
     dsn = database.dsn("daemon")
     pool = parts.pool._pool
@@ -233,7 +231,7 @@ async def test_reports_outlive_a_failover(flow: Flow, parts: Parts, database: Da
     pool.set_connect_args(f"{dsn}{'&' if '?' in dsn else '?'}target_session_attrs=standby")
     reporter = reporter_of(parts)
     for lease in leases:
-        reporter.put(Finished(lease, jobs.Report(lease.job_id, lease.lease_token, 200)))
+        reporter.put(Finished(lease, attempts.Report(lease.job_id, lease.lease_token, 200)))
     with pytest.raises(DatabaseUnavailable):
         await reporter.run()
     assert not parts.pool.available
@@ -243,13 +241,13 @@ async def test_reports_outlive_a_failover(flow: Flow, parts: Parts, database: Da
         await until(flow.daemon, f"select ({LEASED}) = 0")
 
 
-async def test_a_job_taken_back_from_the_dead_is_claimed_at_the_reapers_ring(
+async def test_reset_attempt_is_claimed_at_once_after_the_reapers_wake_up(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies behind the mark of this worker, which has claimed later ones since: no poll is waited for."""
+    """It lies before the worker's mark, which has claimed later attempts since; no poll interval passes."""
     monkeypatch.setattr("webhookd.deliveries.pacing.SEARCH_REST_FACTOR", 0)
     parts.settings = Settings(services=ServicesSettings(poll_interval_seconds=3600))
-    await jobs_of(flow, 2)
+    await start_attempts(flow, 2)
     [lost] = await flow.claim(wanted=1)
     reporter = reporter_of(parts)
     async with (
@@ -263,27 +261,27 @@ async def test_a_job_taken_back_from_the_dead_is_claimed_at_the_reapers_ring(
         await until(flow.daemon, f"select ({FAILED}) = 2")
 
 
-async def test_a_fault_that_passes_costs_no_report(
+async def test_temporary_fault_loses_no_report(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The right to report is taken away and given again in the middle of a batch: every result is stored."""
-    await jobs_of(flow, 20)
+    """EXECUTE is revoked and granted again in the middle of a batch: every result is stored."""
+    await start_attempts(flow, 20)
     reporter = reporter_of(parts)
     for lease in await flow.claim():
-        reporter.put(Finished(lease, jobs.Report(lease.job_id, lease.lease_token, 200)))
+        reporter.put(Finished(lease, attempts.Report(lease.job_id, lease.lease_token, 200)))
     right = "execute on function webhookd.report_results"
     await flow.superuser.execute(f"revoke {right} from webhookd_app")
-    report, asked = jobs.report, 0
+    report, calls = attempts.report, 0
 
     async def counted(*arguments: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked == 12:
+        nonlocal calls
+        calls += 1
+        if calls == 12:
             await flow.superuser.execute(f"grant {right} to webhookd_app")
         return await report(*arguments)
 
-    monkeypatch.setattr(jobs, "report", counted)
+    monkeypatch.setattr(attempts, "report", counted)
     async with running(reporter.run):
         await reporter.drained()
-    assert asked > 12
+    assert calls > 12
     assert await flow.daemon.fetchval(LEASED) == 0

@@ -1,4 +1,4 @@
-"""The listener behind a pooler, and before a server that does not answer."""
+"""The listener behind a pooler."""
 
 import contextlib
 
@@ -15,14 +15,14 @@ from webhookd.db.listener import Listener
 from webhookd.wakeups import Work
 
 
-async def test_behind_a_pooler_it_tries_again_and_stays_up(
+async def test_listener_behind_a_pooler_retries_and_keeps_running(
     database: Database, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service that ended would be an alert for ever; and the pooler's mode may change."""
+    """A service that ended would raise an alert forever, and the pooler's mode may change."""
     monkeypatch.setattr(listener, "NO_LISTEN_INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(listener, "HEARTBEAT_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     async with RotatingPooler(database.dsn("daemon")) as pooler, contextlib.AsyncExitStack() as others:
-        # With as many sessions as there are channels, and one: the question meets one that does not listen.
+        # One session per channel and one more: the check runs on a session that does not listen.
         for _ in Work:
             await others.enter_async_context(connected(pooler.dsn))
         listening = Listener(

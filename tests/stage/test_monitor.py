@@ -1,4 +1,4 @@
-"""The monitor: the figures of the job substrate are the same wherever they are shown."""
+"""The monitor: the numbers of the job queue are the same wherever they are shown."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,7 +13,7 @@ from webhookd.daemon import monitor as loop
 from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor
 from webhookd.daemon.status import Status as StatusOfInstance
 
-# No two are the same, so that none can stand in another's place: `enabled` is 1, the age 1000 and more.
+# All different, so that a mix-up is noticed: `enabled` is 1, the age at least 1000.
 COUNTS = {
     "events_waiting": 2,
     "dead_letter_open": 3,
@@ -26,7 +26,7 @@ COUNTS = {
 
 
 async def fill(substrate: Substrate) -> None:
-    """Jobs and events as COUNTS has them, the oldest for 1000 seconds."""
+    """Create jobs and events as in COUNTS; the oldest is 1000 seconds old."""
     await substrate.call(
         "fn_job_register_event", p_event_type="a.b", p_kind=KIND, p_executor="DOT", p_actor=ACTOR
     )
@@ -46,10 +46,10 @@ async def fill(substrate: Substrate) -> None:
     )
 
 
-async def test_no_figure_stands_in_anothers_place(
+async def test_status_and_gauges_show_what_the_health_function_counts(
     database: Database, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fn_job_queue_health counts is what the gauges and /status say, and none of it is another's."""
+    """Each number appears under its own name in fn_job_queue_health, /status and the metrics."""
     monkeypatch.setattr(loop, "TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     substrate = await Substrate.open(database)
     await fill(substrate)
@@ -72,8 +72,8 @@ async def test_no_figure_stands_in_anothers_place(
     assert gauges == COUNTS | {"enabled": 1}
 
 
-async def test_a_gauge_says_how_far_it_counts(database: Database, parts: Parts) -> None:
-    """Its HELP names the bound of fn_job_queue_health, which is that of the stages' backlog too."""
+async def test_help_text_of_a_gauge_names_the_bound(database: Database, parts: Parts) -> None:
+    """The bound of fn_job_queue_health is the same as that of the backlog gauges."""
     substrate = await Substrate.open(database)
     bound = (await substrate.call("fn_job_queue_health"))["counted_up_to"]
     assert bound == COUNTED_UP_TO

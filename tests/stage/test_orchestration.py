@@ -1,4 +1,4 @@
-"""The orchestrator's loops: whom they find when another process rings, and by which limit it sweeps."""
+"""The loops of starter, applier and limit sweeper: wake-ups, windows, locks and notifications."""
 
 from dataclasses import dataclass, replace
 
@@ -22,12 +22,12 @@ COMPLETED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where sta
 
 
 def starter_of(parts: Parts) -> Starter:
-    """One of this process."""
+    """Return a stage of this process."""
     return Starter(parts.context)
 
 
 def applier_of(parts: Parts) -> Applier:
-    """One of this process."""
+    """Return a stage of this process."""
     return Applier(parts.context)
 
 
@@ -37,20 +37,20 @@ def will_notify(parts: Parts, work: Work) -> bool:
 
 
 @pytest.fixture
-def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No search rests for ten times as long as the last took."""
+def no_search_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches follow each other without a rest."""
     monkeypatch.setattr(starting, "SEARCH_REST_FACTOR", 0)
 
 
 @dataclass
 class Calls:
-    """How many calls of a function have ended."""
+    """Counts finished calls of a function."""
 
     ended: int = 0
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch, name: str) -> Calls:
-    """Count the calls of one of the store's functions, which goes on doing what it does."""
+    """Count the calls of a query function, which still runs."""
     calls = Calls()
     real = getattr(sagas, name)
 
@@ -63,9 +63,9 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, name: str) -> Calls:
     return calls
 
 
-@pytest.mark.usefixtures("restless")
-async def test_sagas_of_another_process_are_looked_for(flow: Flow, parts: Parts) -> None:
-    """Its ring does not say whose they are, and nothing here knows."""
+@pytest.mark.usefixtures("no_search_rest")
+async def test_notify_makes_the_starter_search(flow: Flow, parts: Parts) -> None:
+    """A NOTIFY from another process names no subscription."""
     parts.settings = Settings(services=LONG)
     await flow.subscribe()
     async with running(starter_of(parts).run):
@@ -76,16 +76,16 @@ async def test_sagas_of_another_process_are_looked_for(flow: Flow, parts: Parts)
             await until(flow.daemon, STARTED, count)
 
 
-@pytest.mark.usefixtures("restless")
-async def test_a_hint_does_not_hide_what_another_process_routed(
+@pytest.mark.usefixtures("no_search_rest")
+async def test_ids_do_not_hide_deliveries_routed_elsewhere(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both ring at one moment: of ours it is known whose they are, the other's are looked for."""
+    """A wake-up with ids and one without arrive together: both subscriptions are served."""
     parts.settings = Settings(services=LONG)
     ours, _ = await flow.subscribe("ours"), await flow.subscribe("theirs")
-    looks = calls_of(monkeypatch, "due_subscriptions")
+    searches = calls_of(monkeypatch, "due_subscriptions")
     async with running(starter_of(parts).run):
-        await until_true(lambda: looks.ended == 1)
+        await until_true(lambda: searches.ended == 1)
         for count in (2, 4):
             await flow.publish("ours")
             await flow.publish("theirs")
@@ -95,27 +95,27 @@ async def test_a_hint_does_not_hide_what_another_process_routed(
             await until(flow.daemon, STARTED, count)
 
 
-async def test_more_results_than_a_batch_are_applied_at_one_ring(
+async def test_one_wake_up_applies_more_results_than_a_batch(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process reported them: nobody waits for the next look with the rest."""
+    """Results of another process are all applied, without waiting for the poll interval."""
     parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=5))
     await flow.subscribe()
     await publish_many(flow, 40, [EVENT_TYPE])
     await flow.route()
     await flow.start()
     leases = await flow.claim()
-    looks = calls_of(monkeypatch, "apply_results")
+    searches = calls_of(monkeypatch, "apply_results")
     async with running(applier_of(parts).run):
-        await until_true(lambda: looks.ended == 1)
+        await until_true(lambda: searches.ended == 1)
         for lease in leases:
             await flow.report(lease, 200)
         parts.wakeups.wake(Work.RESULTS, search=True)
         await until(flow.daemon, COMPLETED, len(leases))
 
 
-async def test_a_result_makes_room_for_the_next(flow: Flow, parts: Parts) -> None:
-    """A window of one: the starter hears of a result applied beside it, and no poll is waited for."""
+async def test_result_frees_the_window_for_the_next_delivery(flow: Flow, parts: Parts) -> None:
+    """With a window of one, the applier wakes the starter; no poll interval passes."""
     parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(subscription_window=1))
     await flow.subscribe()
     await publish_many(flow, 3, [EVENT_TYPE])
@@ -129,8 +129,8 @@ async def test_a_result_makes_room_for_the_next(flow: Flow, parts: Parts) -> Non
         await until(flow.daemon, COMPLETED, 3)
 
 
-async def test_who_was_only_dead_lettered_has_its_next_turn(flow: Flow, parts: Parts) -> None:
-    """A subscription's limit is lowered: what waits ends share by share, and then a fresh one starts."""
+async def test_subscription_stays_in_rotation_after_a_dead_lettered_share(flow: Flow, parts: Parts) -> None:
+    """After its limit was lowered, waiting deliveries are dead-lettered in shares, then a new one starts."""
     parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(subscription_window=5))
     subscription_id = await flow.subscribe()
     await publish_many(flow, 20, [EVENT_TYPE])
@@ -147,27 +147,27 @@ async def test_who_was_only_dead_lettered_has_its_next_turn(flow: Flow, parts: P
         await until(flow.daemon, STARTED, 21)
 
 
-async def test_a_turn_that_was_lost_is_waited_for(
+async def test_starter_retries_soon_while_another_orchestrator_holds_the_lock(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another orchestrator makes jobs at that moment: ours comes back when it has ended, not by polling."""
+    """It does not wait for the poll interval."""
     parts.settings = Settings(services=LONG)
     subscription_id = await flow.subscribe()
-    looks, starts = calls_of(monkeypatch, "due_subscriptions"), calls_of(monkeypatch, "start")
+    searches, starts = calls_of(monkeypatch, "due_subscriptions"), calls_of(monkeypatch, "start")
     async with running(starter_of(parts).run):
-        await until_true(lambda: looks.ended == 1)
+        await until_true(lambda: searches.ended == 1)
         await flow.publish()
         await flow.route()
         async with flow.superuser.transaction():
             await flow.superuser.execute("select from webhookd.orchestration_turn for update")
             parts.wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
-            # It has asked more than once, and got nothing.
+            # It has tried more than once, without success.
             await until_true(lambda: starts.ended > 1)
         await until(flow.daemon, STARTED, 1)
 
 
-async def test_a_limit_put_back_ends_the_sweep(flow: Flow, parts: Parts) -> None:
-    """Lowered by mistake and raised again: what the sweep has not reached yet goes on being retried."""
+async def test_raising_the_limit_again_ends_the_sweep(flow: Flow, parts: Parts) -> None:
+    """Deliveries that the sweep has not reached yet are still retried."""
     await flow.subscribe()
     await publish_many(flow, 20, [EVENT_TYPE])
     await flow.route()
@@ -185,8 +185,8 @@ async def test_a_limit_put_back_ends_the_sweep(flow: Flow, parts: Parts) -> None
     assert await LimitSweeper(replace(parts.context, settings=current)).sweep() == 5
 
 
-async def test_results_that_are_too_many_for_one_are_announced(parts: Parts) -> None:
-    """Other instances will hear of them while there is more in hand than a batch, and not after."""
+async def test_more_results_than_a_batch_are_notified(parts: Parts) -> None:
+    """Other instances get a NOTIFY only while more results are waiting than a batch holds."""
     parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=2))
     applier = applier_of(parts)
     with applier._inbox:
@@ -197,8 +197,8 @@ async def test_results_that_are_too_many_for_one_are_announced(parts: Parts) -> 
         assert not will_notify(parts, Work.RESULTS)
 
 
-async def test_sagas_that_are_too_many_for_one_tick_are_announced(flow: Flow, parts: Parts) -> None:
-    """Other instances hear of subscriptions that had no turn, and of none while all have theirs."""
+async def test_more_due_subscriptions_than_a_batch_are_notified(flow: Flow, parts: Parts) -> None:
+    """Other instances get a NOTIFY only if some subscription got no share of the batch."""
     parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=1))
     ids = [await flow.subscribe(f"type{number}") for number in range(2)]
     starter = starter_of(parts)

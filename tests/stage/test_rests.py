@@ -1,4 +1,4 @@
-"""A stage rests after a call that did little, unless somebody waits for the room that the next one makes."""
+"""Stages rest after a small batch unless results are urgent; requests start a few at a time."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,13 @@ from types import ModuleType
 import pytest
 
 from tests.stage.conftest import Parts, running
-from tests.stage.test_delivery import jobs_of, reporter_of, worker_of
+from tests.stage.test_delivery import reporter_of, start_attempts, worker_of
 from tests.stage.test_orchestration import applier_of, calls_of, starter_of
 from tests.support.flow import Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until, until_true
 from webhookd.core.settings import OrchestrationSettings, ServicesSettings, Settings
 from webhookd.deliveries import applier as applying
-from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import attempts
 from webhookd.deliveries import reporter as reporter_module
 from webhookd.deliveries import starter as starting
 from webhookd.deliveries import worker as worker_module
@@ -25,7 +25,7 @@ from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
 from webhookd.wakeups import Work
 
 LONG_SECONDS = 3600.0
-# Many times as many as a stage needs for one piece of work.
+# Many more than a stage needs for one piece of work.
 ROUND_TRIPS = 100
 LONG = ServicesSettings(poll_interval_seconds=LONG_SECONDS)
 STARTED = "select count(*) = $1 from webhookd.webhook_delivery_jobs"
@@ -35,7 +35,7 @@ LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Le
 
 
 class Stage:
-    """One that runs, its rests after little as long as a test; and how it is given one piece of work."""
+    """A running stage whose rests last as long as the test, and how to give it one piece of work."""
 
     def __init__(self, done: str, give: Callable[[], Awaitable[None]]) -> None:
         self.done = done
@@ -44,7 +44,7 @@ class Stage:
 
 @contextlib.asynccontextmanager
 async def starter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
-    """Sagas that are due, to jobs."""
+    """Run a starter; its work is a due delivery."""
     subscription_id = await flow.subscribe()
 
     async def give() -> None:
@@ -58,7 +58,7 @@ async def starter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncItera
 
 @contextlib.asynccontextmanager
 async def reporter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
-    """Answers of endpoints, to results."""
+    """Run a reporter; its work is an outcome."""
     await flow.subscribe()
     reports = reporter_of(parts)
 
@@ -67,7 +67,7 @@ async def reporter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncIter
         await flow.route()
         await flow.start()
         [lease] = await flow.claim()
-        reports.put(Finished(lease, jobs.Report(lease.job_id, lease.lease_token, 200)))
+        reports.put(Finished(lease, attempts.Report(lease.job_id, lease.lease_token, 200)))
 
     async with running(reports.run):
         yield Stage(REPORTED, give)
@@ -75,9 +75,9 @@ async def reporter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncIter
 
 @contextlib.asynccontextmanager
 async def applier(flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
-    """Results, to sagas that have ended."""
+    """Run an applier; its work is a reported result."""
     await flow.subscribe()
-    looks = calls_of(monkeypatch, "apply_results")
+    searches = calls_of(monkeypatch, "apply_results")
 
     async def give() -> None:
         await flow.publish()
@@ -88,8 +88,8 @@ async def applier(flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> 
         parts.wakeups.wake(Work.RESULTS, [lease.job_id], cluster=True)
 
     async with running(applier_of(parts).run):
-        # It applies what it finds, and does not rest after it.
-        await until_true(lambda: looks.ended == 1)
+        # The first search finds nothing, so no rest follows it.
+        await until_true(lambda: searches.ended == 1)
         yield Stage(COMPLETED, give)
 
 
@@ -98,7 +98,7 @@ STAGES = [(starter, starting), (reporter, reporter_module), (applier, applying)]
 
 @pytest.mark.parametrize(("stage", "module"), STAGES, ids=["starter", "reporter", "applier"])
 @pytest.mark.parametrize("results_are_urgent", [False, True])
-async def test_a_stage_rests_after_little_unless_room_is_short(
+async def test_stage_rests_after_a_small_batch_unless_results_are_urgent(
     flow: Flow,
     parts: Parts,
     monkeypatch: pytest.MonkeyPatch,
@@ -107,10 +107,10 @@ async def test_a_stage_rests_after_little_unless_room_is_short(
     *,
     results_are_urgent: bool,
 ) -> None:
-    """A second piece of work comes during a rest that has no end: it is done only where nobody may rest."""
+    """Work that arrives during an endless rest is done only if results are urgent."""
     parts.settings = Settings(services=LONG)
     monkeypatch.setattr(module, "rest_seconds", lambda done, _: LONG_SECONDS if done else 0.0)
-    # As the other stages of the process would say.
+    # As the other stages of the process would set it.
     kind = type(parts.wakeups)
     monkeypatch.setattr(kind, "results_are_urgent", property(lambda _: results_are_urgent))
     async with stage(flow, parts, monkeypatch) as running_stage:
@@ -123,10 +123,10 @@ async def test_a_stage_rests_after_little_unless_room_is_short(
             assert await flow.superuser.fetchval(running_stage.done, 2) == results_are_urgent
 
 
-async def test_a_rest_of_reports_ends_with_the_shutdown(
+async def test_shutdown_ends_the_reporters_rest(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was answered while it rested is reported before the process ends."""
+    """Outcomes that arrived during the rest are reported before the process ends."""
     monkeypatch.setattr(reporter_module, "rest_seconds", lambda *_: LONG_SECONDS)
     await flow.subscribe()
     for _ in range(2):
@@ -136,17 +136,17 @@ async def test_a_rest_of_reports_ends_with_the_shutdown(
     first, second = await flow.claim()
     reports = reporter_of(parts)
     async with running(reports.run):
-        reports.put(Finished(first, jobs.Report(first.job_id, first.lease_token, 200)))
+        reports.put(Finished(first, attempts.Report(first.job_id, first.lease_token, 200)))
         await until(flow.daemon, REPORTED, 1)
-        reports.put(Finished(second, jobs.Report(second.job_id, second.lease_token, 200)))
+        reports.put(Finished(second, attempts.Report(second.job_id, second.lease_token, 200)))
         await asyncio.wait_for(reports.drained(), CONDITION_TIMEOUT_SECONDS)
     assert await flow.daemon.fetchval(REPORTED, 2)
 
 
-async def test_room_is_short_as_long_as_somebody_waits_for_it(flow: Flow, parts: Parts) -> None:
-    """A window is full and a slot is free: also after a tick for somebody else, and until no more is due."""
+async def test_results_are_urgent_while_a_full_window_holds_deliveries_up(flow: Flow, parts: Parts) -> None:
+    """Also after a batch for another subscription, and until nothing more is due."""
     parts.settings = Settings(orchestration=OrchestrationSettings(subscription_window=4))
-    crowded, other = await flow.subscribe("crowded"), await flow.subscribe("other")
+    full, other = await flow.subscribe("full"), await flow.subscribe("other")
     starts = starter_of(parts)
 
     async def tick(event_type: str, subscription_id: int, events: int) -> None:
@@ -159,8 +159,8 @@ async def test_room_is_short_as_long_as_somebody_waits_for_it(flow: Flow, parts:
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         reports = reporter_of(parts)
         worker = worker_of(parts, client, reports)
-        await tick("crowded", crowded, 6)
-        assert not parts.wakeups.results_are_urgent, "nobody has a free slot yet"
+        await tick("full", full, 6)
+        assert not parts.wakeups.results_are_urgent, "no slot is free yet"
         leases = await flow.claim()
         await worker.run_once()
         assert parts.wakeups.results_are_urgent
@@ -169,61 +169,61 @@ async def test_room_is_short_as_long_as_somebody_waits_for_it(flow: Flow, parts:
         for lease in leases:
             await flow.report(lease)
         await flow.apply()
-        await tick("crowded", crowded, 0)
-        assert not parts.wakeups.results_are_urgent, "the last two have room"
+        await tick("full", full, 0)
+        assert not parts.wakeups.results_are_urgent, "the window has room for the last two"
 
 
-async def test_requests_are_begun_a_few_at_a_time(
+async def test_requests_start_a_few_at_a_time(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one turn of the loop no more than some, so that the database is heard between them."""
+    """Between them the event loop reads the answers of the database."""
     monkeypatch.setattr(worker_module, "STARTED_AT_ONCE", 2)
-    await jobs_of(flow, 7, "{}")
-    begun: list[int] = []
+    await start_attempts(flow, 7, "{}")
+    started: list[int] = []
     send = Worker._send
 
-    def noted(self: Worker, readable: list[object], asked_at: float) -> None:
-        begun.append(len(readable))
+    def recorded(self: Worker, readable: list[object], asked_at: float) -> None:
+        started.append(len(readable))
         send(self, readable, asked_at)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Worker, "_send", noted)
+    monkeypatch.setattr(Worker, "_send", recorded)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter_of(parts))
         turns: list[int] = []
         claiming = asyncio.create_task(worker.run_once())
-        while not claiming.done() or sum(begun) < 7:
-            before = sum(begun)
+        while not claiming.done() or sum(started) < 7:
+            before = sum(started)
             await asyncio.sleep(0)
-            turns.append(sum(begun) - before)
+            turns.append(sum(started) - before)
         await worker.drain(0)
-    assert begun == [2, 2, 2, 1]
+    assert started == [2, 2, 2, 1]
     assert max(turns) == 2
 
 
-async def test_two_claims_whose_requests_are_not_begun_hold_up_a_third(
+async def test_third_claim_waits_until_requests_of_the_first_two_have_started(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their leases run: no more are taken until some of them are sent, and then at once."""
+    """Their leases are running, so no more are taken until some are sent, and then at once."""
     monkeypatch.setattr(worker_module, "STARTED_AT_ONCE", 1)
     monkeypatch.setattr(worker_module, "MAX_CLAIM", 2)
-    await jobs_of(flow, 6, "{}")
-    begin_further, go_on = Worker._send_rest, asyncio.Event()
+    await start_attempts(flow, 6, "{}")
+    send_rest, go_on = Worker._send_rest, asyncio.Event()
 
     async def held(*arguments: object) -> None:
         await go_on.wait()
-        await begin_further(*arguments)  # type: ignore[arg-type]
+        await send_rest(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Worker, "_send_rest", held)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
         worker = worker_of(parts, client, reporter_of(parts))
         for claimed in (2, 4, 4):
-            come_again_at = await worker.run_once()
+            next_claim_at = await worker.run_once()
             assert await flow.daemon.fetchval(LEASED) == claimed
-        assert come_again_at == float("inf")
-        rung = asyncio.create_task(parts.wakeups.inbox(Work.ATTEMPTS).wait(LONG_SECONDS))
-        assert not await finished(rung)
+        assert next_claim_at == float("inf")
+        woken = asyncio.create_task(parts.wakeups.inbox(Work.ATTEMPTS).wait(LONG_SECONDS))
+        assert not await finished(woken)
         go_on.set()
-        await rung
+        await woken
         await worker.run_once()
         assert await flow.daemon.fetchval(LEASED) == 6
         await worker.drain(0)

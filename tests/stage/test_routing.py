@@ -1,4 +1,4 @@
-"""The router's loop: when it looks again, and from where."""
+"""The router's loop: when it runs again, and where it continues."""
 
 import pytest
 
@@ -16,12 +16,12 @@ LONG = ServicesSettings(poll_interval_seconds=3600)
 
 
 def router_of(parts: Parts) -> Router:
-    """A router of this process."""
+    """Return a router of this process."""
     return Router(parts.context)
 
 
-async def test_a_batch_cut_short_by_its_fan_out_is_followed_at_once(flow: Flow, parts: Parts) -> None:
-    """300 events to 60 subscriptions are more than one transaction takes: nobody waits for the next look."""
+async def test_batch_cut_short_by_its_fan_out_continues_at_once(flow: Flow, parts: Parts) -> None:
+    """300 events to 60 subscriptions exceed one transaction; the rest does not wait for the poll interval."""
     parts.settings = Settings(services=LONG)
     for _ in range(60):
         await flow.subscribe()
@@ -30,10 +30,10 @@ async def test_a_batch_cut_short_by_its_fan_out_is_followed_at_once(flow: Flow, 
         await until(flow.daemon, EMPTY)
 
 
-async def test_a_late_commit_is_found_under_a_lasting_backlog(
+async def test_late_commit_is_routed_during_a_long_backlog(
     flow: Flow, database: Database, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies behind the mark, which is forgotten once every poll interval although batches stay full."""
+    """The router starts from the lowest id once per poll interval, although batches stay full."""
     parts.settings = Settings(
         services=ServicesSettings(poll_interval_seconds=0.1), routing=RoutingSettings(batch_size=5)
     )
@@ -49,13 +49,13 @@ async def test_a_late_commit_is_found_under_a_lasting_backlog(
     route = router.run_once
     batches: list[Routed] = []
 
-    async def route_of_more() -> Routed:
-        # As many come as it takes: no batch is ever short, however slow we are, or it is.
+    async def publish_and_route() -> Routed:
+        # Every batch stays full, however slow the machine is.
         await publish_many(flow, 5, [EVENT_TYPE])
         batches.append(await route())
         return batches[-1]
 
-    monkeypatch.setattr(router, "run_once", route_of_more)
+    monkeypatch.setattr(router, "run_once", publish_and_route)
     async with running(router.run):
         await until(flow.superuser, ROUTED, late)
     assert all(batch.more for batch in batches)
