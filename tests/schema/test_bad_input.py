@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from tests.support.flow import ADDRESS, POLICY, Flow
-from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.db.connection import Connection
 from webhookd.deliveries import attempts as jobs
 from webhookd.deliveries import dead_letters, sagas
@@ -701,8 +701,8 @@ async def test_a_bad_report_does_not_stop_the_good_one(world: Flow) -> None:
         lease.job_id: ReportVerdict.ACCEPTED,
         finished_id: ReportVerdict.STALE,
     }
-    assert await world.job_status(lease.job_id) is JobStatus.COMPLETED
-    assert await world.job_status(finished_id) is JobStatus.FAILED
+    assert await world.job_status(lease.job_id) is AttemptStatus.COMPLETED
+    assert await world.job_status(finished_id) is AttemptStatus.FAILED
 
 
 async def test_loading_and_releasing_leave_out_what_is_not_held(world: Flow) -> None:
@@ -718,7 +718,7 @@ async def test_loading_and_releasing_leave_out_what_is_not_held(world: Flow) -> 
     [loaded] = await jobs.load(world.daemon, [*wrong_ones, lease])
     assert loaded.job_id == lease.job_id
     assert await jobs.release(world.daemon, [*wrong_ones, lease]) == [lease.job_id]
-    assert await world.job_status(lease.job_id) is JobStatus.PENDING
+    assert await world.job_status(lease.job_id) is AttemptStatus.PENDING
     assert await jobs.load(world.daemon, [lease]) == []
     assert await jobs.release(world.daemon, [lease]) == []
 

@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from tests.support.flow import Flow
-from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts as jobs
 
 
@@ -173,7 +173,7 @@ async def test_a_job_that_keeps_killing_its_workers_ends(flow: Flow) -> None:
         assert lease.lease_resets == resets
         await flow.expire_lease(lease.job_id)
         [reset] = await jobs.reset_expired(flow.daemon, 10, max_lease_resets=2)
-    assert (reset.status, reset.lease_resets) == (JobStatus.FAILED, 2)
+    assert (reset.status, reset.lease_resets) == (AttemptStatus.FAILED, 2)
     assert await flow.report(lease) is ReportVerdict.STALE
     [failed] = await flow.apply()
     assert (failed.saga_id, failed.error_code, failed.attempt_count) == (saga_id, "LEASE_EXPIRED", 1)

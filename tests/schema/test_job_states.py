@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.catalog import columns, insert, refusal, update
-from webhookd.core.states import JobStatus, SagaStatus
+from webhookd.core.states import AttemptStatus, SagaStatus
 
 if TYPE_CHECKING:
     from tests.support.flow import Flow
 
-PENDING, LEASED, COMPLETED, FAILED = JobStatus
+PENDING, LEASED, COMPLETED, FAILED = AttemptStatus
 SAGAS = "webhookd.webhook_delivery_sagas"
 JOBS = "webhookd.webhook_delivery_jobs"
 
@@ -29,25 +29,25 @@ GIVEN_UP = {"error_code": "'LEASE_EXPIRED'", "lease_token": "null", "finished_at
 EXTENDED = {"lease_until": "lease_until + interval '1 minute'"}
 
 # Every legal edge, with the ways to go it.
-EDGES: dict[tuple[JobStatus, JobStatus], list[dict[str, str]]] = {
+EDGES: dict[tuple[AttemptStatus, AttemptStatus], list[dict[str, str]]] = {
     (PENDING, LEASED): [TAKEN],
     (LEASED, COMPLETED): [DELIVERED],
     (LEASED, FAILED): [REFUSED, GIVEN_UP],
     (LEASED, PENDING): [RESET, GIVEN_BACK],
 }
 # No edges: nothing changes, or the same lease lasts longer.
-STAYS: dict[tuple[JobStatus, JobStatus], list[dict[str, str]]] = {
+STAYS: dict[tuple[AttemptStatus, AttemptStatus], list[dict[str, str]]] = {
     (PENDING, PENDING): [{}],
     (LEASED, LEASED): [EXTENDED],
 }
 LEGAL = EDGES | STAYS
 LEGAL_CHANGES = [(*pair, way) for pair, ways in LEGAL.items() for way in ways]
-ILLEGAL = [pair for pair in product(JobStatus, repeat=2) if pair not in LEGAL]
+ILLEGAL = [pair for pair in product(AttemptStatus, repeat=2) if pair not in LEGAL]
 # Everything that could make an illegal edge look right.
 WAYS = [way for ways in LEGAL.values() for way in ways] + [TAKEN | DELIVERED, TAKEN | REFUSED]
 
 # One wrong companion of an otherwise right change, and what refuses it.
-WRONG: list[tuple[JobStatus, JobStatus, str, str, str]] = [
+WRONG: list[tuple[AttemptStatus, AttemptStatus, str, str, str]] = [
     # A lease has an end, a token and a holder, and is no reset.
     (PENDING, LEASED, "lease_until", "null", "leased_has_lease"),
     (PENDING, LEASED, "lease_token", "null", "leased_has_lease"),
@@ -125,7 +125,7 @@ STEPS: dict[SagaStatus, list[str]] = {
 }
 
 
-def change_to(status: JobStatus, companions: dict[str, str]) -> str:
+def change_to(status: AttemptStatus, companions: dict[str, str]) -> str:
     """The UPDATE towards a status."""
     return update(JOBS, {"status": f"'{status}'"} | companions)
 
@@ -147,7 +147,7 @@ async def saga_without_job(flow: "Flow", status: SagaStatus) -> int:
 
 @pytest.mark.parametrize(("before", "after", "companions"), LEGAL_CHANGES)
 async def test_a_legal_change_is_served(
-    flow: "Flow", before: JobStatus, after: JobStatus, companions: dict[str, str]
+    flow: "Flow", before: AttemptStatus, after: AttemptStatus, companions: dict[str, str]
 ) -> None:
     """Each way of each legal edge commits, and so do a touch and a longer lease."""
     job_id = await flow.job_in(before)
@@ -156,7 +156,7 @@ async def test_a_legal_change_is_served(
 
 
 @pytest.mark.parametrize(("before", "after"), ILLEGAL)
-async def test_any_other_change_is_refused(flow: "Flow", before: JobStatus, after: JobStatus) -> None:
+async def test_any_other_change_is_refused(flow: "Flow", before: AttemptStatus, after: AttemptStatus) -> None:
     """No other pair of states passes, whatever goes with it."""
     job_id = await flow.job_in(before)
     expected = "WH410" if before in {COMPLETED, FAILED} else "WH411"
@@ -166,7 +166,7 @@ async def test_any_other_change_is_refused(flow: "Flow", before: JobStatus, afte
 
 @pytest.mark.parametrize(("before", "after", "column", "expression", "refused_by"), WRONG)
 async def test_a_legal_edge_with_a_wrong_companion_is_refused(
-    flow: "Flow", before: JobStatus, after: JobStatus, column: str, expression: str, refused_by: str
+    flow: "Flow", before: AttemptStatus, after: AttemptStatus, column: str, expression: str, refused_by: str
 ) -> None:
     """One wrong column spoils an edge that is served without it."""
     job_id = await flow.job_in(before)
@@ -184,7 +184,7 @@ async def test_completed_without_an_answer_is_refused(flow: "Flow") -> None:
 
 @pytest.mark.parametrize(("after", "companions"), [(COMPLETED, DELIVERED), (FAILED, REFUSED)])
 async def test_a_result_is_not_stamped_in_the_update_that_reports_it(
-    flow: "Flow", after: JobStatus, companions: dict[str, str]
+    flow: "Flow", after: AttemptStatus, companions: dict[str, str]
 ) -> None:
     """A result stamped at its report would never be applied: the saga would stay InProgress for ever."""
     job_id = await flow.job_in(LEASED)
@@ -202,7 +202,7 @@ async def test_any_2xx_completes(flow: "Flow", response_status: int) -> None:
 
 @pytest.mark.parametrize(("before", "after", "companions"), LEGAL_CHANGES)
 async def test_no_legal_change_takes_an_identity_column_along(
-    flow: "Flow", before: JobStatus, after: JobStatus, companions: dict[str, str]
+    flow: "Flow", before: AttemptStatus, after: AttemptStatus, companions: dict[str, str]
 ) -> None:
     """What a job is an attempt of stays, whichever edge it goes."""
     job_id = await flow.job_in(before)
@@ -217,7 +217,9 @@ async def test_no_legal_change_takes_an_identity_column_along(
 
 @pytest.mark.parametrize("applied", [False, True], ids=["unapplied", "applied"])
 @pytest.mark.parametrize("status", [COMPLETED, FAILED])
-async def test_no_column_of_a_finished_job_changes(flow: "Flow", status: JobStatus, *, applied: bool) -> None:
+async def test_no_column_of_a_finished_job_changes(
+    flow: "Flow", status: AttemptStatus, *, applied: bool
+) -> None:
     """Each column the catalog lists is refused another value, and even its own; but for the one stamp."""
     job_id = await flow.job_in(status, applied=applied)
     for column in await columns(flow.superuser, JOBS):
@@ -230,7 +232,7 @@ async def test_no_column_of_a_finished_job_changes(flow: "Flow", status: JobStat
 
 
 @pytest.mark.parametrize("status", [COMPLETED, FAILED])
-async def test_a_finished_job_is_stamped_once(flow: "Flow", status: JobStatus) -> None:
+async def test_a_finished_job_is_stamped_once(flow: "Flow", status: AttemptStatus) -> None:
     """The stamp is served; a second, another or none in its place is refused."""
     job_id = await flow.job_in(status)
     await flow.superuser.execute(update(JOBS, {"result_applied_at": "now()"}), job_id)
@@ -240,7 +242,7 @@ async def test_a_finished_job_is_stamped_once(flow: "Flow", status: JobStatus) -
 
 
 @pytest.mark.parametrize("status", [COMPLETED, FAILED])
-async def test_the_stamp_comes_alone(flow: "Flow", status: JobStatus) -> None:
+async def test_the_stamp_comes_alone(flow: "Flow", status: AttemptStatus) -> None:
     """Together with a change of any other column the catalog lists, the stamp is refused."""
     job_id = await flow.job_in(status)
     stamp = {"result_applied_at": "now()"}
@@ -252,7 +254,7 @@ async def test_the_stamp_comes_alone(flow: "Flow", status: JobStatus) -> None:
 
 
 @pytest.mark.parametrize("status", [PENDING, LEASED])
-async def test_an_unfinished_job_takes_no_stamp(flow: "Flow", status: JobStatus) -> None:
+async def test_an_unfinished_job_takes_no_stamp(flow: "Flow", status: AttemptStatus) -> None:
     """There is no result to apply yet."""
     job_id = await flow.job_in(status)
     stamp = update(JOBS, {"result_applied_at": "now()"})
@@ -325,7 +327,7 @@ async def test_one_wrong_job_refuses_the_whole_insert(flow: "Flow") -> None:
 
 
 @pytest.mark.parametrize("status", [PENDING, LEASED])
-async def test_a_saga_has_one_active_job(flow: "Flow", status: JobStatus) -> None:
+async def test_a_saga_has_one_active_job(flow: "Flow", status: AttemptStatus) -> None:
     """A second one is refused by the index, also for another instant."""
     job_id = await flow.job_in(status)
     second = """
@@ -337,7 +339,7 @@ async def test_a_saga_has_one_active_job(flow: "Flow", status: JobStatus) -> Non
 
 
 @pytest.mark.parametrize("status", [COMPLETED, FAILED])
-async def test_an_attempt_has_one_job(flow: "Flow", status: JobStatus) -> None:
+async def test_an_attempt_has_one_job(flow: "Flow", status: AttemptStatus) -> None:
     """A finished job keeps its instant: no other of its saga gets the same."""
     job_id = await flow.job_in(status)
     again = """

@@ -21,7 +21,7 @@ from tests.support.invariants import AUDIT, broken_invariants
 from tests.support.machines import Drive
 from tests.support.model import Job, Saga, Subscription, World
 from webhookd.core.errors import Refusal
-from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts as jobs
 from webhookd.deliveries import dead_letters, events, sagas, subscriptions
 
@@ -247,7 +247,7 @@ class Delivery(RuleBasedStateMachine):
         for lease in leased:
             job = self.world.jobs[lease.job_id]
             assert (lease.saga_id, lease.attempt) == (job.saga.id, job.saga.attempt_count + 1)
-            job.status, job.lease_token, job.expired = JobStatus.LEASED, lease.lease_token, False
+            job.status, job.lease_token, job.expired = AttemptStatus.LEASED, lease.lease_token, False
         self.leases += leased
 
     @precondition(lambda self: self.leases)
@@ -268,12 +268,12 @@ class Delivery(RuleBasedStateMachine):
         verdict = self.run(self.flow.report(lease, response_status))
         if job.lease_token != lease.lease_token:
             assert verdict is ReportVerdict.STALE
-        elif job.status is not JobStatus.LEASED:
+        elif job.status is not AttemptStatus.LEASED:
             assert verdict is ReportVerdict.DUPLICATE
         else:
             assert verdict is ReportVerdict.ACCEPTED
             delivered = 200 <= response_status < 300
-            job.status = JobStatus.COMPLETED if delivered else JobStatus.FAILED
+            job.status = AttemptStatus.COMPLETED if delivered else AttemptStatus.FAILED
             job.error_code = None if delivered else f"HTTP_{response_status}"
 
     @precondition(lambda self: self.leases)
@@ -295,7 +295,7 @@ class Delivery(RuleBasedStateMachine):
         assert self.run(jobs.release(self.flow.daemon, [lease])) == ([job.id] if held else [])
         self.released.add(lease.lease_token)
         if held:
-            job.status, job.lease_token = JobStatus.PENDING, None
+            job.status, job.lease_token = AttemptStatus.PENDING, None
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), max_lease_resets=st.none() | st.integers(0, 1))
@@ -312,7 +312,7 @@ class Delivery(RuleBasedStateMachine):
     def reap(self, size: int, max_lease_resets: int) -> None:
         """Reset expired leases; give up on a job that had too many."""
         expired = {
-            job.id for job in self.world.jobs.values() if job.status is JobStatus.LEASED and job.expired
+            job.id for job in self.world.jobs.values() if job.status is AttemptStatus.LEASED and job.expired
         }
         resets = self.run(jobs.reset_expired(self.flow.daemon, size, max_lease_resets))
         assert {reset.job_id for reset in resets} <= expired
@@ -321,9 +321,9 @@ class Delivery(RuleBasedStateMachine):
             job = self.world.jobs[reset.job_id]
             job.lease_token = None
             if job.lease_resets < max_lease_resets:
-                job.status, job.lease_resets = JobStatus.PENDING, job.lease_resets + 1
+                job.status, job.lease_resets = AttemptStatus.PENDING, job.lease_resets + 1
             else:
-                job.status, job.error_code = JobStatus.FAILED, "LEASE_EXPIRED"
+                job.status, job.error_code = AttemptStatus.FAILED, "LEASE_EXPIRED"
             assert (reset.status, reset.lease_resets) == (job.status, job.lease_resets)
 
     # Dead letters ------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class Delivery(RuleBasedStateMachine):
     def held(self, lease: jobs.Lease) -> bool:
         """Whether the job is still this lease's."""
         job = self.world.jobs[lease.job_id]
-        return job.status is JobStatus.LEASED and job.lease_token == lease.lease_token
+        return job.status is AttemptStatus.LEASED and job.lease_token == lease.lease_token
 
     def some_lease(self, data: st.DataObject) -> jobs.Lease:
         """One that is held, more often than not; or any there ever was."""

@@ -13,7 +13,7 @@ from tests.support.database import Database
 from tests.support.flow import POLICY, Flow
 from tests.support.guards import Dropped, Weakened
 from tests.support.races import Contest
-from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts as jobs
 from webhookd.deliveries import sagas
 
@@ -200,7 +200,7 @@ async def a_stale_holder(race: Race) -> None:
     assert held.job_id == lost.job_id
     assert await race.first.report(lost) is ReportVerdict.STALE
     assert await jobs.release(race.first.daemon, [lost]) == []
-    assert await race.first.job_status(held.job_id) is JobStatus.LEASED
+    assert await race.first.job_status(held.job_id) is AttemptStatus.LEASED
     assert await race.second.report(held) is ReportVerdict.ACCEPTED
 
 
@@ -215,7 +215,7 @@ async def a_reset_while_reporting(race: Race) -> None:
     task = await race.waits(race.second.report(lease))
     await transaction.commit()
     assert await task is ReportVerdict.STALE
-    assert await race.first.job_status(lease.job_id) is JobStatus.PENDING
+    assert await race.first.job_status(lease.job_id) is AttemptStatus.PENDING
 
 
 async def a_report_while_resetting(race: Race) -> None:
@@ -226,7 +226,7 @@ async def a_report_while_resetting(race: Race) -> None:
     async with race.first.daemon.transaction():
         assert await race.first.report(lease) is ReportVerdict.ACCEPTED
         assert await race.skips(jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5)) == []
-    assert await race.first.job_status(lease.job_id) is JobStatus.COMPLETED
+    assert await race.first.job_status(lease.job_id) is AttemptStatus.COMPLETED
 
 
 async def the_same_report_twice(race: Race) -> None:
@@ -239,7 +239,7 @@ async def the_same_report_twice(race: Race) -> None:
     task = await race.waits(race.second.report(lease, 500))
     await transaction.commit()
     assert await task is ReportVerdict.DUPLICATE
-    assert await race.first.job_status(lease.job_id) is JobStatus.COMPLETED
+    assert await race.first.job_status(lease.job_id) is AttemptStatus.COMPLETED
 
 
 async def two_orchestrators_and_a_failing_endpoint(race: Race) -> None:

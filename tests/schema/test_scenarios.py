@@ -1,7 +1,7 @@
 """The overview's five scenarios at the database, each step as the daemon will take it."""
 
 from tests.support.flow import POLICY, Flow
-from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts as jobs
 
 
@@ -29,7 +29,7 @@ async def test_a_crashed_workers_job_is_reset_and_delivered_by_another(flow: Flo
     [lost] = await flow.claim(worker_id="crashed")
     await flow.expire_lease(lost.job_id)
     [reset] = await jobs.reset_expired(flow.daemon, 100, max_lease_resets=5)
-    assert (reset.job_id, reset.worker_id, reset.status) == (lost.job_id, "crashed", JobStatus.PENDING)
+    assert (reset.job_id, reset.worker_id, reset.status) == (lost.job_id, "crashed", AttemptStatus.PENDING)
     assert await flow.report(lost) is ReportVerdict.STALE
     [taken] = await flow.claim(worker_id="alive")
     assert await flow.report(taken) is ReportVerdict.ACCEPTED

@@ -12,7 +12,7 @@ from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.core.metrics import JOB_QUEUE
 from webhookd.daemon import monitor as loop
 from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor
-from webhookd.daemon.status import Status as StatusOfInstance
+from webhookd.daemon.status import StatusReporter
 
 # No two are the same, so that none can stand in another's place: `enabled` is 1, the age 1000 and more.
 COUNTS = {
@@ -57,7 +57,7 @@ async def test_no_figure_stands_in_anothers_place(
     counted = await substrate.call("fn_job_queue_health")
     monitor = Monitor(parts.pool, parts.metrics)
     await monitor.run_once()
-    status = StatusOfInstance(str(uuid4()), parts.current, parts.pool, monitor, parts.metrics, lambda: 0)
+    status = StatusReporter(str(uuid4()), parts.current, parts.pool, monitor, parts.metrics, lambda: 0)
     shown = dict(status.describe()["job_queue"] or {})
     gauges = {
         name.removeprefix("job_queue_"): parts.metrics.registry.get_sample_value(f"webhookd_{name}")

@@ -6,7 +6,7 @@ Holds the login `daemon`, which has nothing but webhookd_app; and a superuser, t
 import secrets
 from typing import TYPE_CHECKING
 
-from webhookd.core.states import JobStatus, ReportVerdict, SagaStatus
+from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts as jobs
 from webhookd.deliveries import dead_letters, events, routing, sagas, subscriptions
 
@@ -164,13 +164,13 @@ class Flow:
         assert await self.saga_status(saga_id) == status
         return saga_id
 
-    async def job_in(self, status: JobStatus, *, applied: bool = False) -> int:
+    async def job_in(self, status: AttemptStatus, *, applied: bool = False) -> int:
         """A new job that came to this status by legal steps alone."""
         await self.saga_in(SagaStatus.IN_PROGRESS)
-        if status is not JobStatus.PENDING:
+        if status is not AttemptStatus.PENDING:
             [lease] = await self.claim()
-            if status is not JobStatus.LEASED:
-                await self.report(lease, 200 if status is JobStatus.COMPLETED else 500)
+            if status is not AttemptStatus.LEASED:
+                await self.report(lease, 200 if status is AttemptStatus.COMPLETED else 500)
         if applied:
             await self.apply()
         job_id: int = await self.daemon.fetchval("select max(id) from webhookd.webhook_delivery_jobs")
@@ -191,9 +191,9 @@ class Flow:
             )
         )
 
-    async def job_status(self, job_id: int) -> JobStatus:
+    async def job_status(self, job_id: int) -> AttemptStatus:
         """Where a job is."""
-        return JobStatus(
+        return AttemptStatus(
             await self.daemon.fetchval(
                 "select status from webhookd.webhook_delivery_jobs where id = $1", job_id
             )

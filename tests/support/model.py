@@ -7,7 +7,7 @@ be true then. The edges of both state machines stand here once more, on purpose.
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from webhookd.core.states import JobStatus, SagaStatus
+from webhookd.core.states import AttemptStatus, SagaStatus
 
 SAGA_EDGES = {
     SagaStatus.PENDING: {SagaStatus.IN_PROGRESS},
@@ -59,7 +59,7 @@ class Job:
 
     id: int
     saga: Saga
-    status: JobStatus = JobStatus.PENDING
+    status: AttemptStatus = AttemptStatus.PENDING
     lease_token: UUID | None = None
     lease_resets: int = 0
     error_code: str | None = None
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def active(self) -> bool:
-        return self.status in {JobStatus.PENDING, JobStatus.LEASED}
+        return self.status in {AttemptStatus.PENDING, AttemptStatus.LEASED}
 
     @property
     def unapplied(self) -> bool:
@@ -112,7 +112,7 @@ class World:
         pending = [
             job
             for _, job in sorted(self.jobs.items())
-            if job.status is JobStatus.PENDING and job.saga.subscription.deliverable
+            if job.status is AttemptStatus.PENDING and job.saga.subscription.deliverable
         ]
         used: dict[int, int] = {}
         taken = []
@@ -138,7 +138,7 @@ class World:
         saga = job.saga
         job.applied = True
         saga.attempt_count += 1
-        if job.status is JobStatus.COMPLETED:
+        if job.status is AttemptStatus.COMPLETED:
             saga.move(SagaStatus.COMPLETED)
         else:
             saga.error_code = job.error_code

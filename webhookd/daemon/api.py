@@ -1,4 +1,4 @@
-"""The API of an instance: every resource of deliveries, the job queue and the console on one address."""
+"""The API of an instance: all routes of deliveries, the job queue and the console on one address."""
 
 import socket
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import anyio
 from aiohttp import web
 
-from webhookd.console.home import Home
+from webhookd.console.status_page import StatusPage
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Settings
 from webhookd.db.pool import Pool
@@ -17,9 +17,9 @@ from webhookd.deliveries.api.subscriptions import Subscriptions
 from webhookd.deliveries.api.verification import Verification
 from webhookd.deliveries.ingest import GroupCommit
 from webhookd.hints import Hints
-from webhookd.http.database import Database
-from webhookd.http.documents import Documents
+from webhookd.http.docs import Documents
 from webhookd.http.health import Health
+from webhookd.http.query_runner import QueryRunner
 from webhookd.http.site import Site
 from webhookd.http.wake import Wake
 from webhookd.jobqueue.api.claims import Claims
@@ -32,7 +32,7 @@ from webhookd.wakeups import Bells
 
 
 class Api(Site):
-    """The whole of it."""
+    """The complete API."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Api(Site):
         health: Health,
     ) -> None:
         self._ingest = GroupCommit(pool, bells, metrics)
-        database = Database(pool)
+        database = QueryRunner(pool)
         wake = Wake(bells, hints)
         self._claims = Claims(database, bells, metrics, settings)
         resources = (
@@ -59,14 +59,14 @@ class Api(Site):
             JobWorkflows(database, settings),
             JobSubstrate(database, wake, settings),
             health,
-            Home(health.status),
+            StatusPage(health.status),
         )
         routes = [route for resource in resources for route in resource.routes()]
         super().__init__(listening, settings, [*routes, *Documents(routes).routes()])
         self._responses = metrics.api_responses
 
     async def run(self) -> None:
-        """Listen and answer; what is still being stored at the end is given up, and nobody was told of it."""
+        """Serve until cancelled. Events not committed by then are dropped; no client got a 202 for them."""
         self._claims.open()
         try:
             await super().run()
@@ -74,11 +74,11 @@ class Api(Site):
             with anyio.CancelScope(shield=True):
                 await self._ingest.close()
 
-    async def _ending(self, _: web.Application) -> None:
+    async def _on_shutdown(self, _: web.Application) -> None:
         self._claims.close()
 
-    async def _answering(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def _before_response(self, request: web.Request, response: web.StreamResponse) -> None:
         resource = request.match_info.route.resource
-        # By the route's form, not by the path: whoever asks for anything must not make new time series.
+        # The route's pattern, not the path: arbitrary paths must not create new time series.
         route = f"{request.method} {resource.canonical}" if resource else "none"
         self._responses.labels(route, f"{response.status // 100}xx").inc()

@@ -22,13 +22,13 @@ from webhookd.core import log as logs
 from webhookd.core.errors import WebhookdError
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Settings
-from webhookd.daemon import concerns, systemd
+from webhookd.daemon import config_warnings, systemd
 from webhookd.daemon.api import Api
 from webhookd.daemon.database import Database, keep, opened
 from webhookd.daemon.monitor import Monitor
 from webhookd.daemon.reload import client_options, restart_needed
 from webhookd.daemon.services import Service, supervise
-from webhookd.daemon.status import Reloads, Status
+from webhookd.daemon.status import Reloads, StatusReporter
 from webhookd.db import server_facts as facts
 from webhookd.db.listener import Listener
 from webhookd.db.pool import Pool
@@ -102,7 +102,7 @@ class Daemon:
         )
         self._sweeper = Sweeper(pool, self._metrics, self._current)
         self._monitor = Monitor(pool, self._metrics)
-        self._status = Status(
+        self._status = StatusReporter(
             self._worker_id,
             self._current,
             pool,
@@ -158,8 +158,8 @@ class Daemon:
                 "services.shutdown_grace_seconds is less than delivery.timeout_seconds: "
                 "at a shutdown some requests are cut off, and sent again"
             )
-        for concern in concerns.of_file(self._config_path):
-            log.warning(concern)
+        for warning in config_warnings.file_warnings(self._config_path):
+            log.warning(warning)
 
     def _make_services(self) -> list[Service]:
         pool, bells, hints, metrics, current = (
@@ -258,12 +258,12 @@ async def _serve(
     settings: Settings, load: Callable[[], Settings], config_path: Path | None, database: Database
 ) -> None:
     await database.fit(may_migrate=settings.database.may_migrate)
-    found = concerns.of_database(settings.database, await facts.look(database.dsn))
+    found = config_warnings.database_warnings(settings.database, await facts.look(database.dsn))
     with Sockets(settings) as sockets:
         async with Pool(database.dsn, settings.database.pool_size) as pool:
             daemon = Daemon(settings, load, config_path, sockets, database, pool)
-            for concern in found:
-                log.warning(concern)
+            for warning in found:
+                log.warning(warning)
             _spare_the_collector()
             await daemon.run()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Settings
-from webhookd.core.states import JobStatus
+from webhookd.core.states import AttemptStatus
 from webhookd.db.pool import Pool
 from webhookd.deliveries import attempts as jobs
 from webhookd.wakeups import Bells, Work
@@ -50,8 +50,8 @@ class Reaper:
                 },
             )
         statuses = {reset.status for reset in resets}
-        if JobStatus.PENDING in statuses:
+        if AttemptStatus.PENDING in statuses:
             self._bells.ring(Work.JOBS)
-        if JobStatus.FAILED in statuses:
+        if AttemptStatus.FAILED in statuses:
             self._bells.ring(Work.RESULTS)
         return len(resets)

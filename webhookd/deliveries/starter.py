@@ -104,7 +104,7 @@ class Starter:
             if jobs:
                 # Committed; to give the connection back takes a turn of the loop.
                 self._bells.ring(Work.JOBS, hinted=True)
-        self._metrics.jobs_started.inc(jobs)
+        self._metrics.attempts_started.inc(jobs)
         self._turn_lost = not started
         self._ring.learn(started)
         self._hints.is_crowded = self._ring.is_crowded

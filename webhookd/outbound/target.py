@@ -6,7 +6,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from webhookd import __version__
-from webhookd.outbound.urls import HIGHEST_PORT, HTTPS_PORT
+from webhookd.core.limits import HIGHEST_PORT
+from webhookd.outbound.urls import HTTPS_PORT
 
 # The API stores nothing else; but a row may come from elsewhere, and what is sent is sent as it is.
 _SENDABLE_URL = re.compile(

@@ -12,13 +12,11 @@ from ipaddress import IPv4Address, IPv6Address
 
 import idna
 
+from webhookd.core.limits import HIGHEST_PORT, LOWEST_UNPRIVILEGED_PORT, MAX_URL_CHARACTERS
 from webhookd.outbound.addresses import AddressPolicy
 
-MAX_URL_LENGTH = 500  # the column's
 MAX_HOST_LENGTH = 253
 HTTPS_PORT = 443
-LOWEST_FREE_PORT = 1024
-HIGHEST_PORT = 65535
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _AUTHORITY = re.compile(r"//([^/?]*)")
@@ -102,8 +100,8 @@ def check_callback_url(text: str, policy: AddressPolicy) -> CallbackUrl | UrlPro
 
 
 def _parse(text: str, policy: AddressPolicy) -> CallbackUrl:
-    if len(text) > MAX_URL_LENGTH:
-        raise _Refused(UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_LENGTH} characters")
+    if len(text) > MAX_URL_CHARACTERS:
+        raise _Refused(UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_CHARACTERS} characters")
     # Before anything is parsed, for parsers strip them. By Unicode's categories: also what only looks empty.
     if any(unicodedata.category(character)[0] in "CZ" for character in text):
         raise _Refused(UrlProblemCode.CONTROL_CHAR, "contains a blank or a control character")
@@ -122,8 +120,10 @@ def _parse(text: str, policy: AddressPolicy) -> CallbackUrl:
     host, port = _host_and_port(authority[1], policy)
     shown_port = "" if port == HTTPS_PORT else f":{port}"
     stored = f"https://{host}{shown_port}{_path(text[authority.end() :])}"
-    if len(stored) > MAX_URL_LENGTH:
-        raise _Refused(UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_LENGTH} characters when encoded")
+    if len(stored) > MAX_URL_CHARACTERS:
+        raise _Refused(
+            UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_CHARACTERS} characters when encoded"
+        )
     return CallbackUrl(stored, host, port)
 
 
@@ -143,9 +143,10 @@ def _port(text: str | None) -> int:
     if text is None:
         return HTTPS_PORT
     port = int(text) if _PORT.fullmatch(text) else 0
-    if port != HTTPS_PORT and not LOWEST_FREE_PORT <= port <= HIGHEST_PORT:
+    if port != HTTPS_PORT and not LOWEST_UNPRIVILEGED_PORT <= port <= HIGHEST_PORT:
         raise _Refused(
-            UrlProblemCode.PORT, f"must have port {HTTPS_PORT}, or {LOWEST_FREE_PORT} to {HIGHEST_PORT}"
+            UrlProblemCode.PORT,
+            f"must have port {HTTPS_PORT}, or {LOWEST_UNPRIVILEGED_PORT} to {HIGHEST_PORT}",
         )
     return port
 

@@ -11,8 +11,8 @@ from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Settings
 from webhookd.core.states import Executor
 from webhookd.db.connection import Connection
-from webhookd.http.database import Database
 from webhookd.http.problems import unavailable
+from webhookd.http.query_runner import QueryRunner
 from webhookd.http.server import connection_cap
 from webhookd.jobqueue.queries import NOTHING_TO_CLAIM
 from webhookd.jobqueue.types import Claim, JobRefusal
@@ -36,7 +36,7 @@ class Claims:
     """Claims at once, or when a job comes."""
 
     def __init__(
-        self, database: Database, bells: Bells, metrics: Metrics, settings: Callable[[], Settings]
+        self, database: QueryRunner, bells: Bells, metrics: Metrics, settings: Callable[[], Settings]
     ) -> None:
         self._database = database
         self._bells = bells
@@ -120,7 +120,7 @@ class Claims:
         return None
 
     async def _look(self, question: Callable[[Connection], Awaitable[Claim | JobRefusal]]) -> Claimed:
-        claimed = await self._database.ask(question)
+        claimed = await self._database.run(question)
         if isinstance(claimed, JobRefusal) and claimed.reason == NOTHING_TO_CLAIM:
             return None
         return claimed

@@ -12,10 +12,10 @@ from msgspec import UNSET
 from webhookd.core.settings import Settings
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Row
-from webhookd.http.answers import answer, raw
 from webhookd.http.auth import ACTOR
-from webhookd.http.bodies import read_json
-from webhookd.http.database import Database
+from webhookd.http.query_runner import QueryRunner
+from webhookd.http.requests import read_json
+from webhookd.http.responses import json_response, raw_json
 from webhookd.http.routes import Route
 from webhookd.http.wake import Wake
 from webhookd.jobqueue import queries as job_substrate
@@ -29,7 +29,7 @@ from webhookd.jobqueue.types import NewRegistration
 class JobSubstrate:
     """What an operator decides."""
 
-    def __init__(self, database: Database, wake: Wake, settings: Callable[[], Settings]) -> None:
+    def __init__(self, database: QueryRunner, wake: Wake, settings: Callable[[], Settings]) -> None:
         self._database = database
         self._wake = wake
         self._settings = settings
@@ -71,23 +71,23 @@ class JobSubstrate:
         ]
 
     async def _get(self, _: web.Request) -> web.Response:
-        return answer(await self._database.ask(_described))
+        return json_response(await self._database.run(_described))
 
     async def _change(self, request: web.Request) -> web.Response:
         asked = await read_json(request, job_requests.SubstrateChange, self._settings().api.max_payload_bytes)
-        described = await self._database.ask(
+        described = await self._database.run(
             lambda connection: _changed(connection, asked, str(request[ACTOR]))
         )
         self._wake.jobs_switched()
-        return answer(described)
+        return json_response(described)
 
     async def _register(self, request: web.Request) -> web.Response:
         asked = await read_json(request, job_requests.NewRegistration, self._settings().api.max_payload_bytes)
         wanted = NewRegistration(**msgspec.structs.asdict(asked))
-        registered = await self._database.ask(
+        registered = await self._database.run(
             lambda connection: job_substrate.register_event(connection, wanted, request[ACTOR])
         )
-        return answer(msgspec.structs.asdict(done(registered)))
+        return json_response(msgspec.structs.asdict(done(registered)))
 
 
 async def _changed(connection: Connection, asked: job_requests.SubstrateChange, actor: str) -> Row:
@@ -113,6 +113,6 @@ async def _described(connection: Connection) -> Row:
         "policy": numbers,
         "kind_policies": configuration["kinds"],
         "registrations": configuration["registrations"],
-        "decisions": [one | {"detail": raw(one["detail"])} for one in configuration["decisions"]],
+        "decisions": [one | {"detail": raw_json(one["detail"])} for one in configuration["decisions"]],
         "queue": msgspec.structs.asdict(health),
     }
