@@ -10,9 +10,9 @@ from tests.support.substrate import Substrate
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 from webhookd.core.settings import ServicesSettings, Settings
 from webhookd.core.states import Executor
-from webhookd.http import database as database_module
-from webhookd.http.database import Database as Asked
+from webhookd.http import query_runner
 from webhookd.http.problems import Problem
+from webhookd.http.query_runner import QueryRunner
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue.api import claims as job_claims
 from webhookd.jobqueue.api.claims import Claims
@@ -41,9 +41,9 @@ async def test_only_the_first_in_line_looks(
     """However many wait, a ring costs one look, and a job two; one too many is told so; the end tells all."""
     substrate = await Substrate.open(database)
     parts = Parts(counted, settings=NEVER_POLLS)
-    claims = Claims(parts.context, Asked(counted))
+    claims = Claims(parts.context, QueryRunner(counted))
     monkeypatch.setattr(job_claims, "MAX_WAITING", 10)
-    monkeypatch.setattr(database_module, "ANSWER_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
+    monkeypatch.setattr(query_runner, "QUERY_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     waiting = [asyncio.create_task(waits(claims)) for _ in range(10)]
     # In line after a look of its own: the first may be at its second before the last has had its first.
     await until_true(lambda: claims.waiting == 10)

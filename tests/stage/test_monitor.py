@@ -11,7 +11,7 @@ from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.core.metrics import JOB_QUEUE
 from webhookd.daemon import monitor as loop
 from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor
-from webhookd.daemon.status import Status as StatusOfInstance
+from webhookd.daemon.status import StatusReporter
 
 # All different, so that a mix-up is noticed: `enabled` is 1, the age at least 1000.
 COUNTS = {
@@ -56,7 +56,7 @@ async def test_status_and_gauges_show_what_the_health_function_counts(
     counted = await substrate.call("fn_job_queue_health")
     monitor = Monitor(parts.context)
     await monitor.run_once()
-    status = StatusOfInstance(parts.context, monitor, lambda: 0)
+    status = StatusReporter(parts.context, monitor, lambda: 0)
     shown = dict(status.describe()["job_queue"] or {})
     gauges = {
         name.removeprefix("job_queue_"): parts.metrics.registry.get_sample_value(f"webhookd_{name}")

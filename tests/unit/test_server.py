@@ -11,10 +11,10 @@ from aiohttp import web
 
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.core.settings import DeliverySettings, ServicesSettings, Settings
-from webhookd.http import bodies, server
-from webhookd.http.answers import answer
+from webhookd.http import requests, server
 from webhookd.http.requests import Nothing
-from webhookd.http.site import problems_answered, uninvited
+from webhookd.http.responses import json_response
+from webhookd.http.site import check_expectation, errors_to_problems
 
 SHORT_SECONDS = 0.2
 SETTINGS = Settings(services=ServicesSettings(shutdown_grace_seconds=1.0))
@@ -54,19 +54,19 @@ async def serving() -> AsyncIterator[Connect]:
     """A server, and a way to connect to it."""
 
     async def read(request: web.Request) -> web.StreamResponse:
-        await bodies.read_json(request, Nothing, 100)
-        return answer({})
+        await requests.read_json(request, Nothing, 100)
+        return json_response({})
 
     async def small(_: web.Request) -> web.StreamResponse:
-        return answer({})
+        return json_response({})
 
     async def large(_: web.Request) -> web.StreamResponse:
         return web.Response(body=bytes(LARGE_BYTES))
 
-    app = web.Application(middlewares=[problems_answered])
-    app.router.add_route("GET", "/", small, expect_handler=uninvited)
-    app.router.add_route("GET", "/large", large, expect_handler=uninvited)
-    app.router.add_route("POST", "/", read, expect_handler=uninvited)
+    app = web.Application(middlewares=[errors_to_problems])
+    app.router.add_route("GET", "/", small, expect_handler=check_expectation)
+    app.router.add_route("GET", "/large", large, expect_handler=check_expectation)
+    app.router.add_route("POST", "/", read, expect_handler=check_expectation)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     task = asyncio.create_task(server.serve(app, listening, lambda: SETTINGS))
@@ -112,7 +112,7 @@ async def test_headers_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_body_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """408, and the connection ends."""
-    monkeypatch.setattr(bodies, "BODY_TIMEOUT_SECONDS", SHORT_SECONDS)
+    monkeypatch.setattr(requests, "BODY_TIMEOUT_SECONDS", SHORT_SECONDS)
     monkeypatch.setattr(server, "LINGERING_SECONDS", SHORT_SECONDS)
     async with serving() as connect:
         slow = await connect()
@@ -122,8 +122,8 @@ async def test_a_body_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks and does not take the answer is cut off."""
-    monkeypatch.setattr(server, "ANSWER_TIMEOUT_SECONDS", SHORT_SECONDS)
-    monkeypatch.setattr(server, "ANSWER_BYTES_PER_SECOND", 10 * LARGE_BYTES)
+    monkeypatch.setattr(server, "RESPONSE_TIMEOUT_SECONDS", SHORT_SECONDS)
+    monkeypatch.setattr(server, "RESPONSE_BYTES_PER_SECOND", 10 * LARGE_BYTES)
     async with serving() as connect:
         lazy = await connect()
         lazy.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -200,6 +200,6 @@ async def test_a_request_that_never_ends_does_not_outlast_the_grace(monkeypatch:
 def test_connections_leave_files_for_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a usual limit of open files, a client who opens many does not take those of requests."""
     settings = Settings(delivery=DeliverySettings(concurrency=300))
-    for limit, cap in ((1024, 614), (430, server.FEWEST_CONNECTIONS), (1_000_000, server.MAX_CONNECTIONS)):
+    for limit, cap in ((1024, 614), (430, server.MIN_CONNECTIONS), (1_000_000, server.MAX_CONNECTIONS)):
         monkeypatch.setattr("resource.getrlimit", lambda _, limit=limit: (limit, limit))
         assert server.connection_cap(settings) == cap

@@ -75,4 +75,4 @@ def test_wheel_has_the_command_and_the_licence(wheel: Path) -> None:
 def test_wheel_has_the_style_of_the_pages(wheel: Path) -> None:
     """The API reads it when it begins: without it nothing would."""
     with zipfile.ZipFile(wheel) as archive:
-        assert "webhookd/http/pages/style.css" in archive.namelist()
+        assert "webhookd/http/style.css" in archive.namelist()

@@ -17,7 +17,7 @@ from webhookd.core.dsn import shown
 from webhookd.core.errors import WebhookdError
 from webhookd.core.folders import data_dir
 from webhookd.core.settings import Settings
-from webhookd.daemon import concerns
+from webhookd.daemon import config_warnings
 from webhookd.daemon.database import Database, opened
 from webhookd.db import migrations
 from webhookd.db import server_facts as facts
@@ -49,7 +49,7 @@ def command(config_path: Path | None, *, as_json: bool) -> None:
         path = find_file(config_path, os.environ)
         settings = load_settings(path, os.environ)
         found.append(Finding("good", "configuration", _source(path)))
-        found += [Finding("warning", "configuration", text) for text in concerns.of_file(path)]
+        found += [Finding("warning", "configuration", text) for text in config_warnings.file_warnings(path)]
         if settings.database.embedded and is_new(data_dir(settings)):
             version = wheel_installation(None).version
             text = f"embedded PostgreSQL {version}: `serve` will make it in {data_dir(settings)}"
@@ -65,7 +65,10 @@ async def _of_database(settings: Settings, database: Database) -> list[Finding]:
     told = await facts.fetch(database.dsn)
     where = str(database.embedded.folder) if database.embedded else shown(database.dsn)
     found = [Finding("good", "database", f"PostgreSQL {told.version} at {where}")]
-    found += [Finding("warning", "database", text) for text in concerns.of_database(settings.database, told)]
+    found += [
+        Finding("warning", "database", text)
+        for text in config_warnings.database_warnings(settings.database, told)
+    ]
     pending = await migrations.check(database.migrating_dsn)
     if pending:
         missing = ", ".join(pending.describe())

@@ -9,20 +9,19 @@ from uuid import UUID
 import click
 
 from webhookd.cli.text import escaped, parsed_time
+from webhookd.core.limits import MAX_ID, MAX_ID_DIGITS, MAX_PRIORITY, MIN_PRIORITY
 from webhookd.core.states import Executor
 
 # The exit code of a command that Ctrl-C ended, as shells expect it.
 INTERRUPTED = 130
 DEFAULT_LIMIT = 50
-MAX_ID = 2**63 - 1
-MAX_ID_DIGITS = len(str(MAX_ID))
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line.")
 
 
 priority_option = click.option(
     "--priority",
-    type=click.IntRange(-32768, 32767),
+    type=click.IntRange(MIN_PRIORITY, MAX_PRIORITY),
     default=0,
     show_default=True,
     help="The highest is done first.",

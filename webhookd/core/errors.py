@@ -1,17 +1,17 @@
-"""Every error webhookd raises on purpose. A refused delivery is not among them: that is a value.
+"""Every error that webhookd raises on purpose. A failed delivery is not among them: it is a value.
 
 WebhookdError
-├── ConfigurationError          the configuration cannot be used                          exit 78
-├── DatabaseUnavailable         PostgreSQL does not answer, or not to us                  exit 69
-│   ├── DatabaseBusy            a lock was not got in time, or a conflict                 exit 69
-│   ├── DatabaseFull            no room on its disk: it answers, and stores nothing       exit 69
-│   └── EmbeddedError           the PostgreSQL of our own cannot be started               exit 69
-├── DatabaseFault               PostgreSQL said what it never should                      exit 1
-├── CannotListen                an address to listen on cannot be had                     exit 1
-├── SchemaProblem               the database's schema does not fit this webhookd          exit 1
-├── ServiceUnavailable          a command got no answer, or 503, from a daemon            exit 69
-├── RequestRefused              a daemon said no to a command, and why                    exit 1
-└── Refused                     a gated function said no, and changed nothing             exit 1
+├── ConfigurationError          the configuration is invalid                              exit 78
+├── DatabaseUnavailable         PostgreSQL cannot be reached, or rejects the login        exit 69
+│   ├── DatabaseBusy            a lock timeout or a conflict with another transaction     exit 69
+│   ├── DatabaseFull            its disk is full: it can read but not write               exit 69
+│   └── EmbeddedError           the embedded PostgreSQL cannot be started                 exit 69
+├── DatabaseFault               an unexpected error from PostgreSQL                       exit 1
+├── CannotListen                the listening address cannot be used                      exit 1
+├── SchemaProblem               the database schema does not match this version           exit 1
+├── ServiceUnavailable          a command got no response, or 503, from the daemon        exit 69
+├── RequestRefused              the daemon rejected a command's request                   exit 1
+└── Refused                     a gated function refused, and changed nothing             exit 1
 """
 
 from collections.abc import Mapping
@@ -20,55 +20,55 @@ from typing import Any, Final
 
 
 class WebhookdError(Exception):
-    """An error with a message for a person: one line, no traceback needed."""
+    """An error with a one-line message for people. It needs no traceback."""
 
     exit_code: int = 1
 
 
 class ConfigurationError(WebhookdError):
-    """A file, an environment variable or an option cannot be used as it is."""
+    """A file, an environment variable or an option is invalid."""
 
     exit_code = 78
 
 
 class DatabaseUnavailable(WebhookdError):
-    """No connection, or one that was lost: the same call may succeed later."""
+    """There is no connection, or it was lost. The same call may succeed later."""
 
     exit_code = 69
 
 
 class DatabaseBusy(DatabaseUnavailable):
-    """Another transaction was in the way; this one changed nothing, and the same call may succeed at once."""
+    """Another transaction blocked this one, which changed nothing. The same call may succeed at once."""
 
 
 class DatabaseFull(DatabaseUnavailable):
-    """What reads is served all the same, so that an answer is no sign that it has room again."""
+    """The disk is full. Reads still work, so a successful read does not mean that there is space again."""
 
 
 class EmbeddedError(DatabaseUnavailable):
-    """The embedded server's folder, account or programs cannot be used, or it failed."""
+    """The embedded server failed, or its folder, user account or programs cannot be used."""
 
 
 class DatabaseFault(WebhookdError):
-    """An error that no call of ours should meet."""
+    """An error that indicates a bug in webhookd or a changed database."""
 
 
 class CannotListen(WebhookdError):
-    """An address is taken, not this machine's, or not for this user."""
+    """An address is in use, does not belong to this machine, or needs other rights."""
 
 
 class SchemaProblem(WebhookdError):
-    """The schema is missing, older, newer, changed by hand, or cannot be migrated by this login."""
+    """The schema is missing, older, newer or modified, or this login cannot migrate it."""
 
 
 class ServiceUnavailable(WebhookdError):
-    """No daemon where a command looked for one, or one that cannot answer now: it may later."""
+    """No daemon runs at the command's address, or it cannot respond now."""
 
     exit_code = 69
 
 
 class RequestRefused(WebhookdError):
-    """A daemon's `application/problem+json`, in its own words; `members` has what else it told."""
+    """The daemon's `application/problem+json`. The message is its detail; `members` has its other fields."""
 
     def __init__(self, message: str, status: int, code: str, members: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -78,20 +78,20 @@ class RequestRefused(WebhookdError):
 
 
 class Refusal(Enum):
-    """Why a gated function refused. The value is the SQLSTATE that schema/ raises it with."""
+    """Why a gated function refused. The value is the SQLSTATE that the function raises."""
 
     INVALID_ARGUMENT = "WH400"
-    ROLE_NOT_OURS = "WH403"  # migrating: a role was made by another login
+    ROLE_NOT_OURS = "WH403"  # migrating: another login created a role
     NOT_FOUND = "WH404"
-    IDEMPOTENCY_CONFLICT = "WH409"  # the key was used for other content
-    IMMUTABLE = "WH410"  # a fact, or a row in its last state
-    ILLEGAL_TRANSITION = "WH411"  # not an edge of the state machine
+    IDEMPOTENCY_CONFLICT = "WH409"  # the key was used with different content
+    IMMUTABLE = "WH410"  # an event, or a row in a final state
+    ILLEGAL_TRANSITION = "WH411"  # not a transition of the state machine
     SUBSCRIPTION_HELD = "WH412"  # not active and verified
-    VERIFICATION_STALE = "WH413"  # the challenge or the address changed meanwhile
+    VERIFICATION_STALE = "WH413"  # a newer challenge exists, or the address changed
 
 
 class Refused(WebhookdError):
-    """A gated function's refusal, in its own words."""
+    """A gated function's refusal, with the function's message."""
 
     def __init__(
         self, refusal: Refusal, message: str, detail: str | None = None, hint: str | None = None

@@ -1,4 +1,4 @@
-"""Log lines: JSON for machines, one readable line for a terminal. Fields come by `extra=`."""
+"""Log format: JSON for machines, readable lines for a terminal. Fields are passed with `extra=`."""
 
 import json
 import logging
@@ -6,12 +6,12 @@ import sys
 import time
 from typing import Literal, TextIO
 
-# What every record has; what is beyond it came by `extra=`.
+# The attributes of every record; all others were passed with `extra=`.
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 def configure(level: str, form: Literal["auto", "text", "json"], stream: TextIO = sys.stderr) -> None:
-    """Set up the root logger, anew at each reload."""
+    """Set up the root logger, at start and at each reload."""
     if form == "auto":
         form = "text" if stream.isatty() else "json"
     handler = logging.StreamHandler(stream)
@@ -22,7 +22,7 @@ def configure(level: str, form: Literal["auto", "text", "json"], stream: TextIO 
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -40,7 +40,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, message, and the fields after it."""
+    """Writes time, level, message and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{key}={value}" for key, value in _fields(record).items())

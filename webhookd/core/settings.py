@@ -1,6 +1,6 @@
-"""What there is to set, with defaults and bounds. webhookd.toml at the top of the repository says why.
+"""Every setting with its default and range. webhookd.toml at the top of the repository gives the reasons.
 
-Frozen: a reload makes a new object and swaps it in.
+Settings are frozen: a reload builds a new object and swaps it in.
 """
 
 import ipaddress
@@ -10,17 +10,18 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from webhookd.core import limits
 from webhookd.core.dsn import is_loopback_host, unencrypted_hosts
 
-Count: TypeAlias = Annotated[int, Meta(ge=1, le=100_000)]
-Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
-Delay: TypeAlias = Annotated[float, Meta(ge=0, le=31_536_000)]
-# Whatever the database has, because operators and executors that speak SQL set it there.
+Count: TypeAlias = Annotated[int, Meta(ge=1, le=limits.MAX_COUNT)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=limits.MAX_SECONDS)]
+Attempts: TypeAlias = Annotated[int, Meta(ge=limits.MIN_ATTEMPTS, le=limits.MAX_ATTEMPTS)]
+Delay: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_DELAY_SECONDS)]
+Jitter: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JITTER)]
+# Keep the value that is stored in the database, where operators and executors can set it with SQL.
 FromDatabase: TypeAlias = Literal["database"]
 
-_ADDRESS = r"(\[[0-9a-fA-F:]+\]|[^:\[\]]+):[0-9]{1,5}"
-Address: TypeAlias = Annotated[str, Meta(pattern=rf"^{_ADDRESS}\Z")]
-HIGHEST_PORT = 65535
+Address: TypeAlias = Annotated[str, Meta(pattern=rf"^{limits.LISTEN_ADDRESS}\Z")]
 LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 
 Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper", "jobs"]
@@ -29,27 +30,27 @@ SERVICES: tuple[Service, ...] = ("api", "routing", "orchestration", "delivery", 
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the database is."""
+    """Where the database is, and how this instance connects to it."""
 
     dsn: str = ""
     data_dir: str = ""
-    pool_size: Annotated[int, Meta(ge=2, le=1000)] = 10
+    pool_size: Annotated[int, Meta(ge=limits.MIN_POOL_SIZE, le=limits.MAX_POOL_SIZE)] = 10
     auto_migrate: bool | Literal["auto"] = "auto"
     allow_unencrypted: bool = False
 
     @property
     def embedded(self) -> bool:
-        """Whether it is our own server, in the data folder."""
+        """Whether webhookd runs its own PostgreSQL in the data folder."""
         return not self.dsn
 
     @property
     def may_migrate(self) -> bool:
-        """Whether `serve` brings an older schema up to date. Our own server has nobody else who would."""
+        """Whether `serve` upgrades an older schema. By default only on the embedded server."""
         return self.embedded if self.auto_migrate == "auto" else self.auto_migrate
 
 
 class ServicesSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What this instance does, and at what pace it looks for work by itself."""
+    """Which services this instance runs, how often they poll, and how long they have to stop."""
 
     enabled: tuple[Service, ...] = SERVICES
     poll_interval_seconds: Seconds = 1.0
@@ -57,38 +58,41 @@ class ServicesSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may do what. Of the token itself only its digest is here."""
+    """An API token with its scopes. Only the token's digest is stored."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=100)]
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
+    name: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TOKEN_NAME_CHARACTERS)]
+    sha256: Annotated[str, Meta(pattern=limits.SHA256_HEX)]
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)]
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may ask, and where."""
+    """Where the API listens, which tokens it accepts, and how large a request may be."""
 
     listen: Address = "127.0.0.1:8470"
-    # A further one, of /healthz, /readyz, /status and /metrics alone: for an instance without the API.
-    health_listen: Annotated[str, Meta(pattern=rf"({_ADDRESS})?\Z")] = ""
+    # A second address that serves only /healthz, /readyz, /status and /metrics, for an instance without the
+    # API.
+    health_listen: Annotated[str, Meta(pattern=rf"({limits.LISTEN_ADDRESS})?\Z")] = ""
     tokens: tuple[Token, ...] = ()
-    max_payload_bytes: Annotated[int, Meta(ge=1024, le=8_388_608)] = 1_048_576
+    max_payload_bytes: Annotated[
+        int, Meta(ge=limits.MIN_PAYLOAD_LIMIT_BYTES, le=limits.MAX_PAYLOAD_BYTES)
+    ] = 1_048_576
 
 
 class SubscriptionsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for every subscription."""
+    """Rules for every subscription."""
 
-    # How long a rotated secret goes on signing beside the new one.
+    # How long a rotated secret keeps signing beside the new one.
     secret_overlap_seconds: Delay = 86_400.0
 
 
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Events to sagas."""
+    """Routing: events to deliveries."""
 
     batch_size: Count = 500
 
 
 class OrchestrationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Sagas to jobs, and results to sagas."""
+    """Orchestration: starts attempts for due deliveries, and applies their results."""
 
     batch_size: Count = 500
     subscription_window: Count = 128
@@ -96,7 +100,7 @@ class OrchestrationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests."""
+    """Delivery: the requests to endpoints."""
 
     concurrency: Count = 400
     subscription_concurrency: Count = 64
@@ -105,49 +109,59 @@ class DeliverySettings(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: str = ""
     allow_networks: tuple[str, ...] = ()
     local: bool = False
-    # At least what is kept of an answer: a challenge must be found in it.
-    max_response_bytes: Annotated[int, Meta(ge=4096, le=16_777_216)] = 65_536
+    # At least as much as is stored of a response, because the challenge must be found in it.
+    max_response_bytes: Annotated[
+        int, Meta(ge=limits.MAX_RESPONSE_EXCERPT_BYTES, le=limits.MAX_RESPONSE_BYTES)
+    ] = 65_536
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """What may be delivered to although it is not public."""
+        """Networks that endpoints may use although their addresses are not public."""
         return self.allow_networks + (LOOPBACK_NETWORKS if self.local else ())
 
 
 class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How often, and how long between."""
+    """The retry policy of subscriptions that have none of their own."""
 
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
+    max_attempts: Attempts = 5
     base_delay_seconds: Delay = 30.0
     max_delay_seconds: Delay = 3600.0
-    jitter: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    jitter: Jitter = 0.0
 
 
 class ReaperSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Lost leases."""
+    """The reaper, which resets leases that expired without a report."""
 
     interval_seconds: Seconds = 5.0
-    max_lease_resets: Annotated[int, Meta(ge=0, le=1000)] = 5
+    max_lease_resets: Annotated[int, Meta(ge=0, le=limits.MAX_LEASE_RESETS)] = 5
 
 
 class JobsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The job substrate's policy, which is in the database: a number here is written there."""
+    """The job queue's policy. It is stored in the database; a number given here is written to it."""
 
-    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | FromDatabase = "database"
-    base_delay_seconds: Delay | FromDatabase = "database"
-    max_delay_seconds: Delay | FromDatabase = "database"
-    jitter: Annotated[float, Meta(ge=0, le=1)] | FromDatabase = "database"
-    max_lease_recoveries: Annotated[int, Meta(ge=0, le=1000)] | FromDatabase = "database"
-    retention_seconds: Delay | FromDatabase = "database"
+    max_attempts: Attempts | FromDatabase = "database"
+    base_delay_seconds: Annotated[float, Meta(ge=0, le=limits.MAX_JOB_DELAY_SECONDS)] | FromDatabase = (
+        "database"
+    )
+    max_delay_seconds: Annotated[float, Meta(ge=0, le=limits.MAX_JOB_DELAY_SECONDS)] | FromDatabase = (
+        "database"
+    )
+    jitter: Jitter | FromDatabase = "database"
+    max_lease_recoveries: Annotated[int, Meta(ge=0, le=limits.MAX_LEASE_RECOVERIES)] | FromDatabase = (
+        "database"
+    )
+    retention_seconds: Annotated[float, Meta(ge=0, le=limits.MAX_JOB_RETENTION_SECONDS)] | FromDatabase = (
+        "database"
+    )
 
     @property
     def given(self) -> dict[str, float]:
-        """What the database is told."""
+        """The numbers to write to the database."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value != "database"}
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is logged, and how."""
+    """The log's level and format."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "text", "json"] = "auto"
@@ -170,14 +184,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def problems(settings: Settings) -> list[str]:
-    """What is wrong between fields, each of which may be right by itself."""
+    """Return the rules between fields that these settings break. msgspec has checked each field already."""
     found = _problems_of_api(settings.api)
     if settings.api.listen == settings.api.health_listen and "api" in settings.services.enabled:
-        found.append("api.health_listen must be another address than api.listen, which serves the same")
+        found.append("api.health_listen must differ from api.listen, which serves the same routes")
     if not settings.database.allow_unencrypted:
-        # The password, every payload and the signing secrets could be read on the way.
+        # The password, all payloads and the signing secrets would cross the network in clear text.
         found += [
-            f"database.dsn has sslmode=disable to {host}: if that is meant, set database.allow_unencrypted"
+            f"database.dsn has sslmode=disable for {host}; to allow that, set database.allow_unencrypted"
             for host in unencrypted_hosts(settings.database.dsn)
         ]
     enabled = settings.services.enabled
@@ -187,7 +201,7 @@ def problems(settings: Settings) -> list[str]:
         found.append("services.enabled names a service twice")
     delivery = settings.delivery
     if delivery.lease_seconds < delivery.timeout_seconds + 5:
-        # A request may take its whole timeout, and its report a moment more, while the lease runs.
+        # A request may use its whole timeout, and its report a moment more, before the lease expires.
         found.append("delivery.lease_seconds must be at least delivery.timeout_seconds + 5")
     for network in delivery.allow_networks:
         try:
@@ -203,13 +217,13 @@ def problems(settings: Settings) -> list[str]:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts of an address to listen on."""
+    """Split a listening address; an IPv6 host loses its brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach a listening address."""
     host, _ = host_and_port(address)
     return is_loopback_host(host)
 
@@ -219,11 +233,13 @@ def _problems_of_api(api: ApiSettings) -> list[str]:
     for key, address in (("listen", api.listen), ("health_listen", api.health_listen)):
         if not address:
             continue
-        if not 1 <= host_and_port(address)[1] <= HIGHEST_PORT:
-            found.append(f"api.{key} must have a port of 1 to {HIGHEST_PORT}")
+        if not 1 <= host_and_port(address)[1] <= limits.HIGHEST_PORT:
+            found.append(f"api.{key} must have a port from 1 to {limits.HIGHEST_PORT}")
         if not api.tokens and not is_loopback(address):
-            # Without tokens everything is allowed to whoever can connect.
-            found.append(f"api.{key} must be a loopback address as long as api.tokens is empty")
+            # Without tokens every client that can connect may do everything.
+            found.append(f"api.{key} must be a loopback address while api.tokens is empty")
     names = [token.name for token in api.tokens]
-    found += [f"api.tokens: {name} is there twice" for name in sorted(set(names)) if names.count(name) > 1]
+    found += [
+        f"api.tokens: the name {name} is used twice" for name in sorted(set(names)) if names.count(name) > 1
+    ]
     return found

@@ -8,31 +8,31 @@ from enum import StrEnum
 
 
 class SagaStatus(StrEnum):
-    """One delivery of one event to one subscription."""
+    """The status of a delivery of an event to a subscription."""
 
-    PENDING = "Pending"  # routed or requeued: its first job is not made yet
-    IN_PROGRESS = "InProgress"  # has exactly one job that is active or not yet applied
-    PENDING_RETRY = "PendingRetry"  # its last attempt failed: waits for next_attempt_at
-    COMPLETED = "Completed"  # a 2xx was applied; never changes again
-    DEAD_LETTERED = "DeadLettered"  # its attempts are used up, its dead letter exists; never changes again
+    PENDING = "Pending"  # routed or requeued; it has no attempt yet
+    IN_PROGRESS = "InProgress"  # has exactly one attempt that is active or whose result is not applied
+    PENDING_RETRY = "PendingRetry"  # its last attempt failed; waits until next_attempt_at
+    COMPLETED = "Completed"  # a 2xx was applied; final
+    DEAD_LETTERED = "DeadLettered"  # no attempt is left, and its dead letter exists; final
 
 
 class AttemptStatus(StrEnum):
-    """One attempt of a saga."""
+    """The status of an attempt (a row of webhook_delivery_jobs)."""
 
-    PENDING = "Pending"  # may be leased; also after a reset or a release
-    LEASED = "Leased"  # a worker holds it by its lease token
-    COMPLETED = "Completed"  # answered 2xx
-    FAILED = "Failed"  # anything else, or given up by the reaper
+    PENDING = "Pending"  # can be leased; also after a reset or a release
+    LEASED = "Leased"  # a worker holds its lease
+    COMPLETED = "Completed"  # the endpoint responded 2xx
+    FAILED = "Failed"  # any other result, or too many expired leases
 
 
 class ReportVerdict(StrEnum):
-    """What became of a worker's report; only an accepted one changed anything."""
+    """The result of a worker's report. Only an accepted report changed anything."""
 
     ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"  # the same report again, after its acknowledgement was lost
-    STALE = "stale"  # the lease was reset, or given to another
-    UNKNOWN = "unknown"  # there is no such job
+    DUPLICATE = "duplicate"  # the same report again, because its acknowledgement was lost
+    STALE = "stale"  # the lease was reset, or another worker has it
+    UNKNOWN = "unknown"  # no such attempt
 
 
 class WorkStatus(StrEnum):

@@ -1,11 +1,11 @@
-"""The API of an instance: every resource of deliveries, the job queue and the console on one address."""
+"""The API of an instance: all routes of deliveries, the job queue and the console on one address."""
 
 import socket
 
 import anyio
 from aiohttp import web
 
-from webhookd.console.home import Home
+from webhookd.console.status_page import StatusPage
 from webhookd.context import Context
 from webhookd.deliveries.api.dead_letters import DeadLetters
 from webhookd.deliveries.api.deliveries import Deliveries
@@ -13,9 +13,9 @@ from webhookd.deliveries.api.events import Events
 from webhookd.deliveries.api.subscriptions import Subscriptions
 from webhookd.deliveries.api.verification import Verification
 from webhookd.deliveries.ingest import GroupCommit
-from webhookd.http.database import Database
-from webhookd.http.documents import Documents
+from webhookd.http.docs import Documents
 from webhookd.http.health import Health
+from webhookd.http.query_runner import QueryRunner
 from webhookd.http.site import Site
 from webhookd.jobqueue.api.claims import Claims
 from webhookd.jobqueue.api.jobs import Jobs
@@ -26,13 +26,13 @@ from webhookd.outbound.client import GuardedClient
 
 
 class Api(Site):
-    """The whole of it."""
+    """The complete API."""
 
     def __init__(
         self, context: Context, listening: socket.socket, client: GuardedClient, health: Health
     ) -> None:
         self._ingest = GroupCommit(context)
-        database = Database(context.pool)
+        database = QueryRunner(context.pool)
         self._claims = Claims(context, database)
         resources = (
             Events(context, database, self._ingest),
@@ -44,14 +44,14 @@ class Api(Site):
             JobWorkflows(context, database),
             JobSubstrate(context, database),
             health,
-            Home(health.status),
+            StatusPage(health.status),
         )
         routes = [route for resource in resources for route in resource.routes()]
         super().__init__(listening, context.settings, [*routes, *Documents(routes).routes()])
         self._responses = context.metrics.api_responses
 
     async def run(self) -> None:
-        """Listen and answer; what is still being stored at the end is given up, and nobody was told of it."""
+        """Serve until cancelled. Events not committed by then are dropped; no client got a 202 for them."""
         self._claims.open()
         try:
             await super().run()
@@ -59,11 +59,11 @@ class Api(Site):
             with anyio.CancelScope(shield=True):
                 await self._ingest.close()
 
-    async def _ending(self, _: web.Application) -> None:
+    async def _on_shutdown(self, _: web.Application) -> None:
         self._claims.close()
 
-    async def _answering(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def _before_response(self, request: web.Request, response: web.StreamResponse) -> None:
         resource = request.match_info.route.resource
-        # By the route's form, not by the path: whoever asks for anything must not make new time series.
+        # The route's pattern, not the path: arbitrary paths must not create new time series.
         route = f"{request.method} {resource.canonical}" if resource else "none"
         self._responses.labels(route, f"{response.status // 100}xx").inc()

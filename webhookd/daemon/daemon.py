@@ -24,13 +24,13 @@ from webhookd.core.errors import WebhookdError
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Service as SettingsService
 from webhookd.core.settings import Settings
-from webhookd.daemon import concerns, systemd
+from webhookd.daemon import config_warnings, systemd
 from webhookd.daemon.api import Api
 from webhookd.daemon.database import Database, keep_running, opened
 from webhookd.daemon.monitor import Monitor
 from webhookd.daemon.reload import client_options, restart_needed
 from webhookd.daemon.services import Service, supervise
-from webhookd.daemon.status import Reloads, Status
+from webhookd.daemon.status import Reloads, StatusReporter
 from webhookd.db import server_facts as facts
 from webhookd.db.listener import Listener
 from webhookd.db.pool import Pool
@@ -96,7 +96,7 @@ class Daemon:
         self._worker = Worker(self._context, self._client, self._reporter)
         self._limit_sweeper = LimitSweeper(self._context)
         self._monitor = Monitor(self._context)
-        self._status = Status(self._context, self._monitor, in_flight=lambda: self._worker.in_flight)
+        self._status = StatusReporter(self._context, self._monitor, in_flight=lambda: self._worker.in_flight)
         self._stopping = anyio.Event()
 
     async def run(self) -> None:
@@ -145,8 +145,8 @@ class Daemon:
                 "services.shutdown_grace_seconds is less than delivery.timeout_seconds: "
                 "a shutdown may cut off requests, which are then sent again"
             )
-        for concern in concerns.of_file(self._config_path):
-            log.warning(concern)
+        for warning in config_warnings.file_warnings(self._config_path):
+            log.warning(warning)
 
     def _make_services(self) -> list[Service]:
         context = self._context
@@ -260,12 +260,12 @@ async def _serve(
     settings: Settings, load: Callable[[], Settings], config_path: Path | None, database: Database
 ) -> None:
     await database.fit(may_migrate=settings.database.may_migrate)
-    found = concerns.of_database(settings.database, await facts.fetch(database.dsn))
+    found = config_warnings.database_warnings(settings.database, await facts.fetch(database.dsn))
     with Sockets(settings) as sockets:
         async with Pool(database.dsn, settings.database.pool_size) as pool:
             daemon = Daemon(settings, load, config_path, sockets, database, pool)
-            for concern in found:
-                log.warning(concern)
+            for warning in found:
+                log.warning(warning)
             _tune_garbage_collector()
             await daemon.run()
 

@@ -1,4 +1,4 @@
-"""What a reload swaps, and what waits for a restart. Pure, but for the CA files that are read."""
+"""The part of a reload that can fail, and the settings that need a restart. Pure, but reads CA files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,8 @@ from webhookd.local_ca import Authority
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, ClientOptions, trusted_tls
 
-# Read once, at the start: a change is named, and waits for a restart. All else is asked for at each use.
+# Read once, at start. A change is reported and takes effect after a restart. All other settings are read at
+# each use.
 NEEDS_RESTART = (
     ("database", "dsn"),
     ("database", "data_dir"),
@@ -23,7 +24,7 @@ NEEDS_RESTART = (
 
 
 def client_options(settings: Settings, own_addresses: frozenset[tuple[IPAddress, int]]) -> ClientOptions:
-    """What delivery needs of the settings, with everything done that can fail."""
+    """Build the client's options. Everything that can fail happens here, before the swap."""
     delivery = settings.delivery
     return ClientOptions(
         policy=AddressPolicy.of(delivery.networks),
@@ -42,7 +43,7 @@ def _ca_files(settings: Settings) -> Iterator[Path]:
 
 
 def restart_needed(old: Settings, new: Settings) -> list[str]:
-    """Settings that changed and are read only at the start."""
+    """Return the changed settings that are read only at start."""
     return [
         f"{section}.{key}"
         for section, key in NEEDS_RESTART

@@ -1,4 +1,4 @@
-"""What an operator asks first: is it ready, what runs, what waits, what fails, what was reloaded."""
+"""The status of this instance for /status, the status page and /readyz. Built from memory only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from webhookd import __version__
 from webhookd.context import Context
 from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor, Snapshot
-from webhookd.http import health_responses
+from webhookd.deliveries.backlog import NOT_WAITING
+from webhookd.http.health import BacklogStatus, InstanceStatus, JobQueueStatus
 
 if TYPE_CHECKING:
     from webhookd.daemon.services import Service
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Reloads:
-    """How the configuration was last read."""
+    """The result of the last configuration reload."""
 
     last_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     successful: bool = True
@@ -24,8 +25,8 @@ class Reloads:
     restart_needed: list[str] = field(default_factory=list)
 
 
-class Status:
-    """Gathers it; asks nobody, so that it answers whatever else does not."""
+class StatusReporter:
+    """Collects the status from memory only, so /status answers even when the database does not."""
 
     def __init__(self, context: Context, monitor: Monitor, in_flight: Callable[[], int]) -> None:
         self._context = context
@@ -38,15 +39,15 @@ class Status:
         context.metrics.database_up.set_function(lambda: context.pool.available)
 
     def unready(self) -> list[str]:
-        """Why work sent here may not be done now. Nothing: the database answers, and every service runs."""
+        """Return why this instance is not ready. An empty list: the database answers and all services run."""
         return (
-            ["it is draining"] * self.draining
+            ["this instance is draining"] * self.draining
             + ["the database does not answer"] * (not self._context.pool.available)
-            + [f"{service.name} is failing" for service in self.services if not service.healthy]
+            + [f"the service {service.name} is failing" for service in self.services if not service.healthy]
         )
 
-    def describe(self) -> health_responses.Status:
-        """All of it, for /status."""
+    def describe(self) -> InstanceStatus:
+        """Return the document of /status."""
         seen = self._monitor.snapshot
         settings = self._context.settings()
         return {
@@ -98,18 +99,19 @@ class Status:
         }
 
 
-def _backlog(seen: Snapshot) -> health_responses.Backlog:
+def _backlog(seen: Snapshot) -> BacklogStatus:
     return {
         "seen_at": seen.seen_at,
         "counted_up_to": COUNTED_UP_TO,
         "stages": [
             {"stage": stage.stage, "waiting": stage.waiting, "oldest_at": stage.oldest_at}
             for stage in seen.stages
+            if stage.stage not in NOT_WAITING
         ],
     }
 
 
-def _job_queue(seen: Snapshot) -> health_responses.JobQueue:
+def _job_queue(seen: Snapshot) -> JobQueueStatus:
     queue = seen.job_queue
     return {
         "enabled": queue.enabled,

@@ -1,4 +1,4 @@
-"""What waits, stage by stage: calls schema/deliveries/monitoring.sql."""
+"""Waiting work by stage, failing endpoints and recent dead letters, for gauges and /status."""
 
 from datetime import datetime
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from webhookd.db.connection import Connection
 
 
 class Waiting(NamedTuple):
-    """What waits for one stage; `oldest_at` is when the oldest of it could have been taken."""
+    """The work that waits for a stage. The oldest item could be processed since `oldest_at`."""
 
     stage: str
     waiting: int
@@ -15,8 +15,12 @@ class Waiting(NamedTuple):
     age_seconds: float | None  # by the database's clock
 
 
+# Stages of webhookd.backlog() that are no waiting work: leased attempts and failing endpoints.
+NOT_WAITING = frozenset({"in_flight", "failing"})
+
+
 class FailingEndpoint(NamedTuple):
-    """An endpoint that is probed, one request at a time."""
+    """A failing endpoint. It gets one request at a time until a request succeeds."""
 
     subscription_id: int
     failing_since: datetime
@@ -25,7 +29,7 @@ class FailingEndpoint(NamedTuple):
 
 
 async def waiting(connection: Connection, counted_up_to: int) -> list[Waiting]:
-    """Every stage's backlog, counted no further than that."""
+    """Return every stage's backlog. Counting stops at `counted_up_to`."""
     rows = await connection.fetch(
         """
         select b.stage, b.waiting, b.oldest_at, extract(epoch from now() - b.oldest_at)::double precision
@@ -37,9 +41,9 @@ async def waiting(connection: Connection, counted_up_to: int) -> list[Waiting]:
 
 
 async def dead_letters_of_a_day(connection: Connection, counted_up_to: int) -> int:
-    """How many were given up in the last 24 hours, requeued or not, counted no further than that.
+    """Return the number of dead letters of the last 24 hours, requeued or not.
 
-    By idx_dead_failed.
+    Counting stops at `counted_up_to`. Uses idx_dead_failed.
     """
     count: int = await connection.fetchval(
         """
@@ -53,7 +57,7 @@ async def dead_letters_of_a_day(connection: Connection, counted_up_to: int) -> i
 
 
 async def failing_endpoints(connection: Connection, limit: int) -> list[FailingEndpoint]:
-    """Those that have been failing for the longest."""
+    """Return the endpoints that have been failing for longest."""
     rows = await connection.fetch(
         """
         select h.subscription_id, h.failing_since, h.consecutive_failures, h.last_error_code

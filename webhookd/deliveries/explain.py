@@ -1,6 +1,7 @@
-"""Why a subscription has got an event, has not got it yet, or never will: facts in, words out.
+"""Explains the status of a delivery, or why an event has none. Pure: facts in, words out.
 
-Reads what store/why.py found in one snapshot. Hands on a stable code for programs, and words for a person.
+explain_queries.py reads the facts in one snapshot. The result is a stable code for programs and a sentence
+for people.
 """
 
 from datetime import UTC, datetime
@@ -13,47 +14,47 @@ NOT_ROUTED = "not_routed"
 
 
 class Reason(StrEnum):
-    """Stable: programs may decide by it. New ones may be added."""
+    """Stable codes: programs may depend on them. New ones may be added."""
 
-    # There is no delivery.
-    WAITS_FOR_ROUTING = "waits_for_routing"  # the event was not routed yet
-    SUBSCRIBED_LATER = "subscribed_later"  # it was not there, or of another event type, at the time
-    INACTIVE = "inactive"  # it was paused at the time
-    UNVERIFIED = "unverified"  # its address had not answered the challenge at the time
-    CHANGED_MEANWHILE = "changed_meanwhile"  # it was changed in a transaction still open at the time
+    # No delivery exists.
+    WAITS_FOR_ROUTING = "waits_for_routing"  # the event is not routed yet
+    SUBSCRIBED_LATER = "subscribed_later"  # created, or given this event type, after the event was routed
+    INACTIVE = "inactive"  # not active when the event was routed
+    UNVERIFIED = "unverified"  # not verified when the event was routed
+    CHANGED_MEANWHILE = "changed_meanwhile"  # changed by a transaction that was not committed yet
     # The delivery waits.
-    HELD_INACTIVE = "held_inactive"  # the subscription is paused
-    HELD_UNVERIFIED = "held_unverified"  # its address has not answered the challenge
-    EXHAUSTED = "exhausted"  # the limit was lowered: a dead letter as soon as it is due
+    HELD_INACTIVE = "held_inactive"  # the subscription is not active
+    HELD_UNVERIFIED = "held_unverified"  # the subscription is not verified
+    EXHAUSTED = "exhausted"  # the limit was lowered: it becomes a dead letter when it is due
     SCHEDULED = "scheduled"  # an operator moved its first attempt to a later time
     FIRST_ATTEMPT_DUE = "first_attempt_due"
     RETRY_LATER = "retry_later"  # the last attempt failed, and the next is not due yet
     RETRY_DUE = "retry_due"
-    ENDPOINT_FAILING = "endpoint_failing"  # it keeps failing, and is asked one request at a time
-    WINDOW_FULL = "window_full"  # the subscription has as many attempts under way as it may
-    # An attempt is under way.
+    ENDPOINT_FAILING = "endpoint_failing"  # the failing endpoint gets one request at a time
+    WINDOW_FULL = "window_full"  # the subscription has its maximum number of active attempts
+    # An attempt is active.
     WAITS_FOR_WORKER = "waits_for_worker"
     IN_FLIGHT = "in_flight"  # a worker holds its lease
-    LEASE_EXPIRED = "lease_expired"  # a worker held its lease, and has not reported
-    RESULT_REPORTED = "result_reported"  # answered, and about to be applied
-    # The delivery is over.
+    LEASE_EXPIRED = "lease_expired"  # the lease expired without a report
+    RESULT_REPORTED = "result_reported"  # the result is not applied yet
+    # The delivery is finished.
     DELIVERED = "delivered"
     DEAD_LETTERED = "dead_lettered"
-    REQUEUED = "requeued"  # dead-lettered, and a new delivery was made of the dead letter
+    REQUEUED = "requeued"  # dead-lettered, and requeued as a new delivery
 
 
 HELD = frozenset({Reason.HELD_INACTIVE, Reason.HELD_UNVERIFIED})
 
 
 class Limits(NamedTuple):
-    """The answering instance's policy: what a subscription does not set itself."""
+    """This instance's limits, for subscriptions without limits of their own."""
 
     subscription_window: int
     max_attempts: int
 
 
-class State(NamedTuple):
-    """What a subscription was at some time."""
+class SubscriptionState(NamedTuple):
+    """Whether a subscription was active and verified at some time."""
 
     active: bool
     verified: bool
@@ -63,184 +64,183 @@ class State(NamedTuple):
         return self.active and self.verified
 
 
-class Unrouted(NamedTuple):
-    """A subscription that has no delivery of an event."""
+class UnroutedFacts(NamedTuple):
+    """Facts about a subscription that has no delivery of an event."""
 
     is_queued: bool  # the event waits for routing
-    at_the_time: State | None  # as its change log says; None: it was not there, or of another type
-    soon_after: State | None  # the next state in which it was not deliverable
+    at_routing: SubscriptionState | None  # by the change log; None: not subscribed to this event type
+    after_routing: SubscriptionState | None  # the next state in which it was not deliverable
 
 
-class Saga(NamedTuple):
-    """A delivery, its last attempt, and what its subscription and endpoint are now."""
+class DeliveryFacts(NamedTuple):
+    """Facts about a delivery, its last attempt, its subscription and its endpoint."""
 
     status: SagaStatus
-    subscription: State
+    subscription: SubscriptionState
     attempt_count: int
     attempt_limit: int
     next_attempt_at: datetime
     is_due: bool
     final_error_code: str | None
-    job_status: AttemptStatus | None
+    attempt_status: AttemptStatus | None
     worker_id: str | None
     lease_until: datetime | None
     is_lease_over: bool | None
     finished_at: datetime | None
     failing_since: datetime | None
-    is_probed: bool  # another attempt of the failing endpoint is under way
+    is_probed: bool  # another attempt for the failing endpoint is active
     is_window_full: bool
-    buried_as: int | None
+    buried_as: int | None  # the dead letter that it became
     requeued_as: int | None
 
 
-class Why(NamedTuple):
-    """The answer."""
+class Explanation(NamedTuple):
+    """A code for programs, and the same in words."""
 
     reason: Reason
-    explanation: str
+    text: str
 
 
-def why_unrouted(facts: Unrouted) -> Why:
-    """Why there is no delivery. Pure.
+def explain_unrouted(facts: UnroutedFacts) -> Explanation:
+    """Return why no delivery exists.
 
-    Routing decides by its own snapshot, a little later than the time that is known: so does this, by looking
-    on. What was deliverable all along, and yet not seen, was committed too late.
+    Routing used its own snapshot, which is slightly later than the recorded time, so the state after that
+    time counts too. A subscription that was deliverable throughout but not routed to was changed by a late
+    commit.
     """
     if facts.is_queued:
-        return Why(Reason.WAITS_FOR_ROUTING, "The event waits to be routed.")
-    if facts.at_the_time is None:
-        return Why(
+        return Explanation(Reason.WAITS_FOR_ROUTING, "The event is waiting to be routed.")
+    if facts.at_routing is None:
+        return Explanation(
             Reason.SUBSCRIBED_LATER,
-            "Not routed: there was no such subscription to this event type when the event was routed; "
-            "later subscriptions do not get earlier events.",
+            "Not routed: the subscription to this event type was created later. Subscriptions do not receive "
+            "earlier events.",
         )
-    state = facts.soon_after if facts.at_the_time.is_deliverable else facts.at_the_time
+    state = facts.after_routing if facts.at_routing.is_deliverable else facts.at_routing
     if state is None:
-        return Why(
+        return Explanation(
             Reason.CHANGED_MEANWHILE,
-            "Not routed: the subscription was being changed when the event was routed, "
-            "and the change was not committed yet.",
+            "Not routed: a change of the subscription was not committed yet when the event was routed.",
         )
     if not state.active:
-        return Why(
-            Reason.INACTIVE,
-            "Not routed: the subscription was not active when the event was routed; pausing skips events.",
+        return Explanation(
+            Reason.INACTIVE, "Not routed: the subscription was not active when the event was routed."
         )
-    return Why(
-        Reason.UNVERIFIED,
-        "Not routed: the subscription's address was not verified when the event was routed.",
+    return Explanation(
+        Reason.UNVERIFIED, "Not routed: the subscription was not verified when the event was routed."
     )
 
 
-def why_saga(facts: Saga) -> Why:
-    """Why a delivery is where it is. Pure."""
+def explain_delivery(facts: DeliveryFacts) -> Explanation:
+    """Return the reason for a delivery's status."""
     match facts.status:
         case SagaStatus.PENDING | SagaStatus.PENDING_RETRY:
-            return _why_waiting(facts)
+            return _waiting(facts)
         case SagaStatus.IN_PROGRESS:
-            return _why_in_progress(facts)
+            return _in_progress(facts)
         case SagaStatus.COMPLETED:
-            return Why(Reason.DELIVERED, _delivered(facts))
+            return Explanation(Reason.DELIVERED, _delivered(facts))
         case SagaStatus.DEAD_LETTERED:
-            return _why_dead(facts)
+            return _dead_lettered(facts)
         case never:
             assert_never(never)
 
 
-def _why_waiting(facts: Saga) -> Why:
+def _waiting(facts: DeliveryFacts) -> Explanation:
     if held := _held(facts):
         return held
-    due = f"{_after_failure(facts)}attempt {_next_attempt(facts)}"
+    due_at = _time(facts.next_attempt_at)
     if facts.attempt_count >= facts.attempt_limit:
-        return Why(
+        return Explanation(
             Reason.EXHAUSTED,
-            f"{_after_failure(facts)}no attempt is left, for the limit is {facts.attempt_limit} now: "
-            f"it becomes a dead letter at {_time(facts.next_attempt_at)}.",
+            f"{_failure(facts)}No attempt is left, because the limit is now {facts.attempt_limit}. "
+            f"The delivery becomes a dead letter at {due_at}.",
         )
+    attempt = f"{_failure(facts)}Attempt {_next_attempt(facts)}"
     if not facts.is_due:
         reason = Reason.SCHEDULED if facts.status is SagaStatus.PENDING else Reason.RETRY_LATER
-        return Why(reason, f"{due} is due at {_time(facts.next_attempt_at)}.")
-    since = f"{due} is due since {_time(facts.next_attempt_at)}"
+        return Explanation(reason, f"{attempt} is due at {due_at}.")
+    due = f"{attempt} has been due since {due_at}"
     if facts.failing_since is not None and facts.is_probed:
-        return Why(
-            Reason.ENDPOINT_FAILING,
-            f"{since}, and waits for its turn: the endpoint is failing since {_time(facts.failing_since)} "
-            "and is asked one request at a time.",
-        )
+        return Explanation(Reason.ENDPOINT_FAILING, f"{due}. {_one_at_a_time(facts.failing_since)}")
     if facts.is_window_full:
-        return Why(
-            Reason.WINDOW_FULL,
-            f"{since}, and waits for its turn: the subscription has as many attempts under way as it may.",
+        return Explanation(
+            Reason.WINDOW_FULL, f"{due}. The subscription already has its maximum number of active attempts."
         )
     reason = Reason.FIRST_ATTEMPT_DUE if facts.status is SagaStatus.PENDING else Reason.RETRY_DUE
-    return Why(reason, f"{since}, and about to start.")
+    return Explanation(reason, f"{due} and is about to start.")
 
 
-def _why_in_progress(facts: Saga) -> Why:
+def _in_progress(facts: DeliveryFacts) -> Explanation:
     attempt = f"Attempt {_next_attempt(facts)}"
-    match facts.job_status:
+    match facts.attempt_status:
         case AttemptStatus.LEASED if facts.lease_until is not None:
-            lease = f"worker {facts.worker_id}, whose lease"
+            lease = f"{attempt}: the lease of worker {facts.worker_id}"
             if facts.is_lease_over:
-                return Why(
+                return Explanation(
                     Reason.LEASE_EXPIRED,
-                    f"{attempt} was with {lease} ended at {_time(facts.lease_until)} without a report; "
-                    "it is about to be given to another.",
+                    f"{lease} expired at {_time(facts.lease_until)} without a report. "
+                    "Another worker gets the attempt soon.",
                 )
-            return Why(Reason.IN_FLIGHT, f"{attempt} is with {lease} lasts until {_time(facts.lease_until)}.")
+            return Explanation(
+                Reason.IN_FLIGHT,
+                f"{attempt} is being sent by worker {facts.worker_id}, with a lease until "
+                f"{_time(facts.lease_until)}.",
+            )
         case AttemptStatus.COMPLETED | AttemptStatus.FAILED if facts.finished_at is not None:
-            return Why(
+            return Explanation(
                 Reason.RESULT_REPORTED,
-                f"{attempt} was over at {_time(facts.finished_at)}; its result is about to be applied.",
+                f"{attempt} finished at {_time(facts.finished_at)}. Its result is about to be applied.",
             )
     if held := _held(facts):
         return held
     if facts.failing_since is not None and facts.is_probed:
-        return Why(
-            Reason.ENDPOINT_FAILING,
-            f"{attempt} waits for its turn: the endpoint is failing since {_time(facts.failing_since)} "
-            "and is asked one request at a time.",
+        return Explanation(
+            Reason.ENDPOINT_FAILING, f"{attempt} is waiting. {_one_at_a_time(facts.failing_since)}"
         )
-    return Why(Reason.WAITS_FOR_WORKER, f"{attempt} waits for a worker with a free slot.")
+    return Explanation(Reason.WAITS_FOR_WORKER, f"{attempt} is waiting for a worker with a free slot.")
 
 
-def _why_dead(facts: Saga) -> Why:
-    buried = (
-        f"Dead-lettered with {facts.final_error_code} after {_attempts(facts.attempt_count)}, "
-        f"as dead letter {facts.buried_as}"
+def _dead_lettered(facts: DeliveryFacts) -> Explanation:
+    text = (
+        f"Failed with {facts.final_error_code} after {_attempts(facts.attempt_count)} and became dead letter "
+        f"{facts.buried_as}."
     )
     if facts.requeued_as is None:
-        return Why(Reason.DEAD_LETTERED, f"{buried}.")
-    return Why(Reason.REQUEUED, f"{buried}, which was requeued as delivery {facts.requeued_as}.")
+        return Explanation(Reason.DEAD_LETTERED, text)
+    return Explanation(
+        Reason.REQUEUED, f"{text} The dead letter was requeued as delivery {facts.requeued_as}."
+    )
 
 
-def _held(facts: Saga) -> Why | None:
+def _held(facts: DeliveryFacts) -> Explanation | None:
     if not facts.subscription.active:
-        return Why(
-            Reason.HELD_INACTIVE, "Held: the subscription is not active; no attempt is used meanwhile."
+        return Explanation(
+            Reason.HELD_INACTIVE, "Held: the subscription is not active. Holding uses no attempts."
         )
     if not facts.subscription.verified:
-        return Why(
-            Reason.HELD_UNVERIFIED,
-            "Held: the subscription's address is not verified; no attempt is used meanwhile.",
+        return Explanation(
+            Reason.HELD_UNVERIFIED, "Held: the subscription is not verified. Holding uses no attempts."
         )
     return None
 
 
-def _delivered(facts: Saga) -> str:
+def _delivered(facts: DeliveryFacts) -> str:
     when = "" if facts.finished_at is None else f" at {_time(facts.finished_at)}"
     before = "" if facts.final_error_code is None else f"; the last failure was {facts.final_error_code}"
-    return f"Delivered{when}, after {_attempts(facts.attempt_count)}{before}."
+    return f"Delivered{when} after {_attempts(facts.attempt_count)}{before}."
 
 
-def _after_failure(facts: Saga) -> str:
-    """How the sentence begins."""
-    if facts.final_error_code is None:
-        return "Waiting: "
-    return f"Failed with {facts.final_error_code}: "
+def _one_at_a_time(failing_since: datetime) -> str:
+    return f"The endpoint has been failing since {_time(failing_since)} and gets one request at a time."
 
 
-def _next_attempt(facts: Saga) -> str:
+def _failure(facts: DeliveryFacts) -> str:
+    """Return the first sentence: the last failure, if there was one."""
+    return "" if facts.final_error_code is None else f"Failed with {facts.final_error_code}. "
+
+
+def _next_attempt(facts: DeliveryFacts) -> str:
     return f"{facts.attempt_count + 1} of {max(facts.attempt_limit, facts.attempt_count + 1)}"
 
 

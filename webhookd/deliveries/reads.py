@@ -1,6 +1,6 @@
-"""What is asked about: plain SELECTs, with the rights of webhookd_reader, which sees no signing secret.
+"""Queries of the API: plain SELECTs with the rights of webhookd_reader, which cannot see signing secrets.
 
-Lists are newest first and keyset-paged by the id of the last row shown: see pages.py.
+Lists are sorted newest first and paged by the id of the last row shown: see db/paging.py.
 """
 
 from datetime import datetime
@@ -9,13 +9,13 @@ from webhookd.core.errors import Refusal, Refused
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Arguments, Page, Range, Row, fetch_by_index, piece
-from webhookd.deliveries import explain_facts as why
+from webhookd.deliveries import explain_queries
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.deliveries.explain import Limits
 
 __all__ = ["Page", "Row"]
 
-# Of one event: each subscription of its type is one. The rest is in the list of deliveries.
+# Shown with an event. /v1/deliveries has the rest.
 MAX_DELIVERIES_OF_EVENT = 1000
 
 _EVENTS = """
@@ -36,7 +36,7 @@ _SUBSCRIPTIONS = """
     from webhookd.subscriptions s left join webhookd.endpoint_health h on h.subscription_id = s.id"""
 _HEALTH = ("consecutive_failures", "failing_since", "last_error_code", "last_failure_at", "last_recovery_at")
 
-# Held: its subscription is paused or unverified, and no request of it is out.
+# Held: its subscription is not active and verified, and no attempt is leased.
 _DELIVERIES = """
     select g.id, g.event_id, g.subscription_id, g.status, g.attempt_count, g.next_attempt_at,
         g.final_error_code, g.created_at, g.updated_at, g.dead_letter_id,
@@ -67,7 +67,7 @@ _DEAD_LETTERS = """
         r.id as requeued_saga_id
     from ({0}) d left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id"""
 
-_TIME_OF_LETTER = "select d.failed_at from webhookd.dead_letters d where d.id = $1"
+_TIME_OF_DEAD_LETTER = "select d.failed_at from webhookd.dead_letters d where d.id = $1"
 
 _DEAD_LETTER = """
     select d.id, d.saga_id, d.event_id, d.subscription_id, d.final_error_code, d.failed_at,
@@ -81,7 +81,7 @@ _DEAD_LETTER = """
 async def events(
     connection: Connection, page: Page, event_type: str | None = None, idempotency_key: str | None = None
 ) -> list[Row]:
-    """Events, without their payloads; those of one type in the order of their time."""
+    """Return events without payloads. Events of one type are ordered by time."""
     if idempotency_key is not None:
         return await _event_of_key(connection, page, event_type, idempotency_key)
     arguments = Arguments()
@@ -98,7 +98,7 @@ async def events(
 async def _event_of_key(
     connection: Connection, page: Page, event_type: str | None, idempotency_key: str
 ) -> list[Row]:
-    """At most one, so its page is the first."""
+    """Return the event with this key, if any. There is at most one, so only the first page has it."""
     row = await connection.fetchrow(_EVENTS.format(_EVENT_OF_KEY), idempotency_key)
     if row is None or event_type not in (None, row["event_type"]):
         return []
@@ -112,7 +112,7 @@ async def subscriptions(
     active: bool | None = None,
     verified: bool | None = None,
 ) -> list[Row]:
-    """Subscriptions with their endpoints' health. They are few: what is filtered out is passed over."""
+    """Return subscriptions with their endpoints' health. There are few, so filters need no index."""
     arguments = Arguments()
     equals = {"s.event_type": event_type, "s.active": active, "s.verified": verified}
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
@@ -124,7 +124,7 @@ async def subscriptions(
 
 
 async def subscription(connection: Connection, subscription_id: int) -> Row | None:
-    """One subscription with its endpoint's health."""
+    """Return a subscription with its endpoint's health."""
     row = await connection.fetchrow(f"{_SUBSCRIPTIONS} where s.id = $1", subscription_id)
     return None if row is None else _with_health(dict(row))
 
@@ -136,7 +136,7 @@ async def deliveries(
     subscription_id: int | None = None,
     event_id: int | None = None,
 ) -> list[Row]:
-    """Sagas; `held` ones wait for their subscription."""
+    """Return sagas. `held` ones wait until their subscription is active and verified."""
     arguments = Arguments()
     if event_id is not None:
         sagas = _sagas_of_event(page, event_id, status, subscription_id, arguments)
@@ -153,11 +153,10 @@ async def deliveries(
 def _sagas_of_event(
     page: Page, event_id: int, status: SagaStatus | None, subscription_id: int | None, arguments: Arguments
 ) -> str:
-    """All of them, and sorted: as many as the event's type has subscriptions.
+    """Select all sagas of an event, then sort them: there are at most as many as subscriptions to its type.
 
-    By uniq_saga_event_subscription those that were routed, by idx_saga_event those that were requeued.
-
-    OFFSET 0 keeps the order out: else the planner might walk the primary key to have it.
+    uniq_saga_event_subscription finds the routed ones, idx_saga_event the requeued ones. OFFSET 0 keeps the
+    planner from walking the primary key for the order.
     """
     equals = {"g.event_id": event_id, "g.subscription_id": subscription_id, "g.status": status}
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
@@ -169,52 +168,57 @@ def _sagas_of_event(
 def _sagas_of_subscription(
     page: Page, subscription_id: int, status: SagaStatus | None, arguments: Arguments
 ) -> str:
-    """By idx_saga_subscription_status: a page of each status, merged."""
+    """Select a page of each status by idx_saga_subscription_status, and merge them."""
     columns = ("g.subscription_id", "g.status", "g.id")
     pieces = [
-        piece(_SAGAS, Range(columns, (subscription_id, one)), _id_mark(page), page.limit, arguments)
-        for one in ([status] if status else SagaStatus)
+        piece(_SAGAS, Range(columns, (subscription_id, chosen)), _id_mark(page), page.limit, arguments)
+        for chosen in ([status] if status else SagaStatus)
     ]
     merged = _MERGED.format(" union all ".join(pieces))
     return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
 
 
 async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row | None:
-    """One saga with its attempts, oldest first, and why it is where it is: all of one moment."""
+    """Return a saga with its attempts, oldest first, and the reason for its status, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         row = await connection.fetchrow(_DELIVERIES.format(_SAGA), saga_id)
         if row is None:
             return None
         attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
-        return dict(row) | await why.delivery(connection, saga_id, limits) | {"attempts": attempts}
+        explained = await explain_queries.delivery(connection, saga_id, limits)
+        return dict(row) | explained | {"attempts": attempts}
 
 
 async def event(connection: Connection, event_id: int, limits: Limits) -> Row | None:
-    """One event with its payload, and what became of it at every subscription of its type, at one moment."""
+    """Return an event with its payload and its delivery to each subscription, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         row = await connection.fetchrow(_EVENT, event_id)
         if row is None:
             return None
         found = dict(row)
-        most = MAX_DELIVERIES_OF_EVENT + 1
-        shares = await why.shares(connection, event_id, found["event_type"], limits, most)
+        found_deliveries = await explain_queries.event_deliveries(
+            connection, event_id, found["event_type"], limits, MAX_DELIVERIES_OF_EVENT + 1
+        )
     return found | {
-        "deliveries": shares[:MAX_DELIVERIES_OF_EVENT],
-        "more_deliveries": len(shares) > MAX_DELIVERIES_OF_EVENT,
+        "deliveries": found_deliveries[:MAX_DELIVERIES_OF_EVENT],
+        "more_deliveries": len(found_deliveries) > MAX_DELIVERIES_OF_EVENT,
     }
 
 
-async def dead_letters(connection: Connection, page: Page, which: Filter) -> list[Row]:
-    """Dead letters in the order of their time, without their payloads; each with what it was requeued as.
+async def dead_letters(connection: Connection, page: Page, selection: Filter) -> list[Row]:
+    """Return dead letters without payloads, newest first, each with the saga it was requeued as.
 
-    By idx_dead_failed, idx_dead_subscription, idx_dead_error or idx_dead_subscription_error.
+    Uses idx_dead_failed, idx_dead_subscription, idx_dead_error or idx_dead_subscription_error.
     """
-    equals = {"d.subscription_id": which.subscription_id, "d.final_error_code": which.error_code}
+    equals = {"d.subscription_id": selection.subscription_id, "d.final_error_code": selection.error_code}
     given = {name: value for name, value in equals.items() if value is not None}
     part = Range(
-        (*given, "d.failed_at", "d.id"), tuple(given.values()), which.failed_after, which.failed_before
+        (*given, "d.failed_at", "d.id"),
+        tuple(given.values()),
+        selection.failed_after,
+        selection.failed_before,
     )
-    mark = await _time_mark(connection, "dead letter", _TIME_OF_LETTER, page)
+    mark = await _time_mark(connection, "dead letter", _TIME_OF_DEAD_LETTER, page)
     arguments = Arguments()
     letters = piece("webhookd.dead_letters d", part, mark, page.limit, arguments)
     query = f"{_DEAD_LETTERS.format(letters)} order by d.failed_at desc, d.id desc"
@@ -222,13 +226,13 @@ async def dead_letters(connection: Connection, page: Page, which: Filter) -> lis
 
 
 async def dead_letter(connection: Connection, dead_letter_id: int) -> Row | None:
-    """One dead letter with the payload as it was."""
+    """Return a dead letter with its payload."""
     row = await connection.fetchrow(_DEAD_LETTER, dead_letter_id)
     return None if row is None else dict(row)
 
 
 async def database_time(connection: Connection) -> datetime:
-    """What time it is, for everybody."""
+    """Return the database's time, the only clock that all instances share."""
     now: datetime = await connection.fetchval("select clock_timestamp()")
     return now
 
@@ -240,12 +244,12 @@ def _id_mark(page: Page) -> tuple[int] | None:
 async def _time_mark(
     connection: Connection, what: str, time_of_row: str, page: Page
 ) -> tuple[datetime, int] | None:
-    """Where the page's last row stands in a list by time. The rows never change, so it is there still."""
+    """Return the position of the previous page's last row in a list by time. Its row never changes."""
     if page.after_id is None:
         return None
     time = await connection.fetchval(time_of_row, page.after_id)
     if time is None:
-        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: there is no {what} {page.after_id}")
+        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: no {what} {page.after_id}")
     return time, page.after_id
 
 

@@ -19,6 +19,7 @@ from webhookd.cli.options import INTERRUPTED, example, json_option
 from webhookd.core.configuration import load_settings
 from webhookd.core.errors import CannotListen
 from webhookd.core.folders import data_dir
+from webhookd.core.limits import HIGHEST_PORT
 from webhookd.devtools import arrivals
 from webhookd.devtools.inbox import Arrival, Behaviour, Inbox
 from webhookd.devtools.receiver import receiving
@@ -61,7 +62,7 @@ def _refuse_secret(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.argument("event_types", metavar="[EVENT_TYPE]...", nargs=-1)
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=click.IntRange(0, HIGHEST_PORT),
     default=DEFAULT_PORT,
     show_default=True,
     help="The port on 127.0.0.1; 0 takes a free one.",

@@ -1,7 +1,7 @@
-"""Who asks, and whether they may. Reads the settings anew at each request: a reload is felt at once.
+"""Authentication and scopes. Reads the settings at each request, so a reload takes effect at once.
 
-Without tokens all is allowed, on a loopback address alone: there the danger is a web page in a browser of the
-same machine, so what comes from another origin, or by another name, is refused.
+Without tokens every request is allowed, but only on a loopback address. There the risk is a web page in a
+browser on the same machine, so requests from another origin or with another host name are rejected.
 """
 
 import hashlib
@@ -15,42 +15,42 @@ from aiohttp import web
 from webhookd.core.settings import Scope, Settings, Token
 from webhookd.http.problems import Problem
 
-ACTOR = "actor"  # of a request: who asks
-ANYBODY = "api"  # who asks where no token is asked for
+ACTOR = "actor"  # the request's key for the token's name
+ANONYMOUS = "api"  # the actor where no token is required
 
 _SCHEME = "bearer "
 
 
 class Auth:
-    """Decides by the settings of the moment; where we listen was decided at the start."""
+    """Checks tokens against the current settings. The listening address is fixed at start."""
 
     def __init__(self, settings: Callable[[], Settings], *, on_loopback: bool) -> None:
         self._settings = settings
         self._on_loopback = on_loopback
 
     def require(self, request: web.Request, scope: Scope) -> str:
-        """Who asks, for the record, if the request may; a Problem says why not."""
+        """Return the name of the request's token, or raise a Problem."""
         tokens = self._settings().api.tokens
         if not tokens and self._on_loopback:
             _refuse_other_origins(request)
-            return ANYBODY
+            return ANONYMOUS
         token = _matching(tokens, request.headers.getall("Authorization", []))
         if token is None:
             raise Problem(
                 401,
                 "unauthorized",
-                "a good token is needed: Authorization: Bearer …",
+                "a valid token is required: Authorization: Bearer …",
                 headers={"WWW-Authenticate": "Bearer"},
                 close=True,
             )
         if scope not in token.scopes:
-            raise Problem(403, "forbidden", f"this token has not the scope {scope}", close=True)
+            raise Problem(403, "forbidden", f"this token does not have the scope {scope}", close=True)
         name = token.name.strip()
-        return name if name and name.isprintable() else ANYBODY
+        return name if name and name.isprintable() else ANONYMOUS
 
 
 def _matching(tokens: tuple[Token, ...], given: list[str]) -> Token | None:
-    """The token that was given. Every one is compared, by digest and in constant time, found or not."""
+    """Return the matching token. Every digest is compared in constant time, whether one matched or not."""
     value = given[0] if len(given) == 1 else ""
     if value[: len(_SCHEME)].lower() != _SCHEME:
         value = ""
@@ -68,13 +68,13 @@ def _refuse_other_origins(request: web.Request) -> None:
         raise Problem(
             403,
             "forbidden",
-            "without tokens only this machine may ask, as localhost or by a loopback address",
+            "without api.tokens only this machine has access, as localhost or by a loopback address",
             close=True,
         )
 
 
 def _is_foreign(request: web.Request) -> bool:
-    """Whether another origin's page asks; one that is no URL is nobody's we know."""
+    """Return whether a page of another origin sends this. An Origin that is not a URL is foreign."""
     origin = request.headers.get("Origin")
     try:
         return origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
@@ -83,7 +83,7 @@ def _is_foreign(request: web.Request) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    """A name of an attacker's that resolves to 127.0.0.1 is none of this machine."""
+    """Return whether the host is localhost or a loopback address. Any other name may be a DNS rebinding."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback

@@ -1,24 +1,162 @@
-"""/healthz, /readyz, /status and /metrics. None of them asks the database."""
+"""/healthz, /readyz, /status and /metrics, with their response types. None of them uses the database."""
 
 from collections.abc import Callable
+from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict
 
 from aiohttp import web
+from msgspec import Meta
 from prometheus_client import CollectorRegistry, generate_latest
 
-from webhookd.http import health_responses, responses
-from webhookd.http.answers import HEADERS, answer
-from webhookd.http.routes import OtherAnswer, Route
+from webhookd.http import responses
+from webhookd.http.fields import Attempts, Count, Delay, ErrorCode, Id, Jitter, Time
+from webhookd.http.responses import HEADERS, json_response
+from webhookd.http.routes import OtherResponse, Route
 
-NOT_READY = OtherAnswer("Not ready, and why", {"ready": False, "because": ["the database does not answer"]})
+
+class Alive(TypedDict):
+    """The process answers."""
+
+    alive: bool
+
+
+class Readiness(TypedDict):
+    """Whether this instance is ready for work."""
+
+    ready: bool
+    because: NotRequired[Annotated[list[str], Meta(examples=[[]], description="why it is not ready")]]
+
+
+class DatabaseStatus(TypedDict):
+    """Whether the database answers."""
+
+    available: bool
+
+
+class ServiceStatus(TypedDict):
+    """A service that this instance runs."""
+
+    name: Annotated[str, Meta(examples=["delivery"])]
+    state: Literal["running", "failing", "ended"]
+    restarts: Annotated[int, Meta(ge=0, examples=[0])]
+    last_error: Annotated[str | None, Meta(examples=[None])]
+
+
+class StageBacklog(TypedDict):
+    """The work that waits for one stage."""
+
+    stage: Annotated[str, Meta(examples=["routing"])]
+    waiting: Count
+    oldest_at: Time | None
+
+
+CountedUpTo: TypeAlias = Annotated[
+    int, Meta(ge=1, examples=[10_000], description="counting stops at this number")
+]
+
+
+class BacklogStatus(TypedDict):
+    """Waiting work, as of `seen_at`."""
+
+    seen_at: Time
+    counted_up_to: CountedUpTo
+    stages: list[StageBacklog]
+
+
+class FailingEndpointStatus(TypedDict):
+    """A failing endpoint. It gets one request at a time until a request succeeds."""
+
+    subscription_id: Id
+    failing_since: Time
+    consecutive_failures: Count
+    last_error_code: ErrorCode | None
+
+
+class ConfigurationStatus(TypedDict):
+    """The last time the configuration was read."""
+
+    last_read_at: Time
+    last_reload_successful: bool
+    last_reload_error: Annotated[str | None, Meta(examples=[None])]
+    restart_needed: Annotated[
+        list[str], Meta(examples=[[]], description="changed keys that take effect after a restart")
+    ]
+
+
+class RetryStatus(TypedDict):
+    """The retry policy of subscriptions that have none of their own."""
+
+    max_attempts: Attempts
+    base_delay_seconds: Delay
+    max_delay_seconds: Delay
+    jitter: Jitter
+
+
+class InFlight(TypedDict):
+    """Requests to endpoints that this instance is sending now."""
+
+    requests: Annotated[int, Meta(ge=0, examples=[12])]
+    concurrency: Annotated[int, Meta(ge=1, examples=[400], description="maximum concurrent requests")]
+
+
+class JobQueueStatus(TypedDict):
+    """The job queue of the whole cluster. A count equal to `counted_up_to` means that many or more."""
+
+    enabled: Annotated[bool, Meta(examples=[True], description="whether jobs can be enqueued and claimed")]
+    backlog: Annotated[int, Meta(ge=0, examples=[3], description="queued jobs")]
+    in_progress: Annotated[int, Meta(ge=0, examples=[2], description="jobs that an executor holds")]
+    dead_letter_open: Annotated[
+        int, Meta(ge=0, examples=[0], description="dead-letter jobs, neither cancelled nor requeued")
+    ]
+    oldest_queued_age_s: Annotated[
+        Annotated[float, Meta(examples=[4.2])] | None,
+        Meta(description="how long the oldest claimable job has been waiting; null: no job is claimable"),
+    ]
+    lease_active: Annotated[int, Meta(ge=0, examples=[2], description="jobs whose lease has not expired")]
+    scheduled: Annotated[int, Meta(ge=0, examples=[0], description="queued jobs with a later start time")]
+    retry_waiting: Annotated[int, Meta(ge=0, examples=[1], description="jobs that wait for a retry")]
+    events_waiting: Annotated[
+        int, Meta(ge=0, examples=[0], description="events whose jobs have not been created yet")
+    ]
+    counted_up_to: CountedUpTo
+
+
+class InstanceStatus(TypedDict):
+    """The state of this instance and the backlog of the cluster."""
+
+    version: Annotated[str, Meta(examples=["1.0.0"])]
+    worker_id: Annotated[str, Meta(examples=["host:4711:9f8e7d6c"])]
+    started_at: Time
+    ready: bool
+    unready_because: Annotated[list[str], Meta(examples=[[]])]
+    draining: Annotated[bool, Meta(examples=[False])]
+    database: DatabaseStatus
+    in_flight: InFlight
+    services: list[ServiceStatus]
+    backlog: Annotated[BacklogStatus | None, Meta(description="null: the database does not answer")]
+    failing_endpoints: Annotated[
+        list[FailingEndpointStatus] | None, Meta(description="the endpoints that have failed for longest")
+    ]
+    dead_letters_of_a_day: Annotated[
+        Count | None,
+        Meta(description="dead letters of the last 24 hours, requeued or not, counted up to 10,000"),
+    ]
+    job_queue: Annotated[JobQueueStatus | None, Meta(description="null: the database does not answer")]
+    configuration: ConfigurationStatus
+    retry: RetryStatus
+
+
+NOT_READY = OtherResponse(
+    "Not ready, with the reasons", {"ready": False, "because": ["the database does not answer"]}
+)
 
 
 class Health:
-    """How this instance does."""
+    """The health and status routes."""
 
     def __init__(
         self,
         unready: Callable[[], list[str]],
-        status: Callable[[], health_responses.Status],
+        status: Callable[[], InstanceStatus],
         registry: CollectorRegistry,
     ) -> None:
         self._unready = unready
@@ -32,54 +170,53 @@ class Health:
                 "/healthz",
                 None,
                 self._healthz,
-                "Whether the process lives",
-                health_responses.Alive,
-                asks_database=False,
+                "Check that the process is alive",
+                Alive,
+                uses_database=False,
             ),
             Route(
                 "GET",
                 "/readyz",
                 None,
                 self._readyz,
-                "Whether work sent here is done now",
-                health_responses.Readiness,
-                other_answers={503: NOT_READY},
-                asks_database=False,
+                "Check that this instance is ready for work",
+                Readiness,
+                other_responses={503: NOT_READY},
+                uses_database=False,
             ),
             Route(
                 "GET",
                 "/status",
                 "read",
                 self._get_status,
-                "What an operator asks first",
-                health_responses.Status,
-                description="Asks nobody, so that it answers whatever else does not.",
-                asks_database=False,
+                "Get the status of this instance",
+                InstanceStatus,
+                description="Built from memory only, so it answers even when the database does not.",
+                uses_database=False,
             ),
             Route(
                 "GET",
                 "/metrics",
                 "read",
                 self._metrics,
-                "Metrics for Prometheus",
+                "Get metrics for Prometheus",
                 responses.Metrics,
                 media_type="text/plain",
-                asks_database=False,
+                uses_database=False,
             ),
         ]
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        """The loop turns."""
-        return answer(health_responses.Alive(alive=True))
+        return json_response(Alive(alive=True))
 
     async def _readyz(self, _: web.Request) -> web.Response:
         reasons = self._unready()
         if reasons:
-            return answer(health_responses.Readiness(ready=False, because=reasons), 503)
-        return answer(health_responses.Readiness(ready=True))
+            return json_response(Readiness(ready=False, because=reasons), 503)
+        return json_response(Readiness(ready=True))
 
     async def _get_status(self, _: web.Request) -> web.Response:
-        return answer(self.status())
+        return json_response(self.status())
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(

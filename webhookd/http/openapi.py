@@ -1,50 +1,128 @@
-"""The OpenAPI 3.1 document, made of the routes and of the very types that they read and answer. Pure."""
+"""The OpenAPI 3.1 document. It is generated from the routes and from the types that handlers use. Pure."""
 
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeAlias, get_type_hints
+
+import msgspec
 
 from webhookd import __version__
 from webhookd.core.settings import ApiSettings
 from webhookd.http import responses
-from webhookd.http.bodies import BODY_TIMEOUT_SECONDS, MAX_DEPTH
 from webhookd.http.fields import Id, Uuid
 from webhookd.http.problems import PROBLEM_JSON, Problem
+from webhookd.http.requests import BODY_TIMEOUT_SECONDS, MAX_DEPTH
 from webhookd.http.routes import HTML, JSON, Route
-from webhookd.http.schemas import Schema, Schemas
 from webhookd.http.server import HEADERS_TIMEOUT_SECONDS
 
-# Who opens a page in a browser is told so on a page.
-_OF_PAGES = (401, 403)
+Schema: TypeAlias = dict[str, Any]
+
+_PREFIX = "#/components/schemas/"
+# The example of a field whose type has none of its own.
+_TYPE_EXAMPLES: Schema = {"string": "…", "integer": 1, "number": 1.0, "boolean": True, "null": None}
+# A page route returns these errors as a page.
+_SHOWN_AS_PAGE = (401, 403)
 
 _DESCRIPTION = f"""\
 Durable webhook delivery on PostgreSQL: events in, signed HTTPS requests out.
 
-- JSON in and out, in UTF-8 and not encoded; an answer's type does not depend on `Accept`.
-- An error is `application/problem+json` (RFC 9457): `code` is stable, and is what a program should look at.
-- Lists are newest first. `limit` is the size of a page; `next_cursor` of one page is `cursor` of the next.
-- Times are RFC 3339 in UTC. Ids are 64-bit integers, of jobs and workflows UUIDs.
-- A request has {HEADERS_TIMEOUT_SECONDS:g} s for its headers and {BODY_TIMEOUT_SECONDS:g} s for its body, \
-of {ApiSettings().max_payload_bytes:,} bytes unless `api.max_payload_bytes` says otherwise. JSON may be \
-nested {MAX_DEPTH} deep.
-- 503 has `Retry-After`: the same request may succeed then. Send events with an idempotency key, and sending \
-again is safe.
-- Other methods than these get 405, also HEAD, OPTIONS and TRACE; there is no CORS."""
+- Requests and responses are JSON in UTF-8, without a Content-Encoding. `Accept` has no effect.
+- Errors are `application/problem+json` (RFC 9457). Programs should check `code`, which is stable.
+- Lists are sorted newest first. `limit` is the page size; `next_cursor` is the `cursor` of the next page.
+- Times are RFC 3339 in UTC. Ids are 64-bit integers; ids of jobs and workflows are UUIDs.
+- A request has {HEADERS_TIMEOUT_SECONDS:g} s for its headers and {BODY_TIMEOUT_SECONDS:g} s for its body. \
+The body may have {ApiSettings().max_payload_bytes:,} bytes, unless `api.max_payload_bytes` sets another \
+limit, and {MAX_DEPTH} levels of nesting.
+- 503 comes with `Retry-After`; the same request may succeed then. With an idempotency key it is safe to \
+send an event again.
+- Methods that are not listed here, including HEAD, OPTIONS and TRACE, return 405. CORS is not supported."""
 
 _BEARER = (
-    "A token of `api.tokens`, in the header alone: never in a query. It needs the scope named with each "
-    "route. Without any tokens webhookd listens on loopback only, and there asks for none."
+    "A token from `api.tokens`, sent in the header, never in a query. It needs the scope named with "
+    "each route. Without tokens webhookd listens on loopback addresses only and requires none."
 )
 
 
+class Schemas:
+    """JSON Schemas of types. Named types become components, and are referred to."""
+
+    def __init__(self, types: Iterable[Any]) -> None:
+        distinct = list(dict.fromkeys(types))
+        made, components = msgspec.json.schema_components(distinct, ref_template=f"{_PREFIX}{{name}}")
+        self.components: dict[str, Schema] = components
+        self._made: dict[Any, Schema] = dict(zip(distinct, made, strict=True))
+        for schema in (*made, *components.values()):
+            _make_portable(schema)
+        for kind in distinct:
+            self._restore_order(kind)
+
+    def of(self, kind: Any) -> Schema:
+        """Return the schema of a type, or a reference to it."""
+        return self._made[kind]
+
+    def resolved(self, schema: Schema) -> Schema:
+        """Return the schema that a reference points to."""
+        name = schema.get("$ref", "").removeprefix(_PREFIX)
+        return self.components[name] if name else schema
+
+    def remove(self, kind: Any) -> None:
+        """Remove a type from the components. The fields of a query are parameters, not a schema."""
+        name = self._made[kind]["$ref"].removeprefix(_PREFIX)
+        del self.components[name]
+
+    def example(self, schema: Schema) -> Any:
+        """Return an example value, built from the examples of its fields."""
+        if "examples" in schema:
+            return schema["examples"][0]
+        schema = self.resolved(schema)
+        if "enum" in schema:
+            return schema["enum"][0]
+        if "anyOf" in schema:
+            return self.example(schema["anyOf"][0])
+        match schema.get("type"):
+            case "array":
+                return [self.example(schema["items"])]
+            case "object":
+                return {name: self.example(field) for name, field in schema["properties"].items()}
+            case kind:
+                return _TYPE_EXAMPLES.get(str(kind), {})
+
+    def _restore_order(self, kind: Any) -> None:
+        """Put fields back into the order of the source. Msgspec sorts those of a typed dictionary by name."""
+        if not hasattr(kind, "__required_keys__"):
+            return
+        hints = get_type_hints(kind)
+        schema = self.components[kind.__name__]
+        schema["properties"] = {name: schema["properties"][name] for name in hints}
+        schema["required"] = [name for name in hints if name in kind.__required_keys__]
+        for hint in hints.values():
+            for part in (hint, *getattr(hint, "__args__", ())):
+                self._restore_order(part)
+
+
+def _make_portable(schema: Any) -> None:
+    """Convert Python's patterns to JSON Schema's, where `$` is the very end and surrogates do not exist."""
+    if isinstance(schema, list):
+        for part in schema:
+            _make_portable(part)
+    if not isinstance(schema, dict):
+        return
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        schema["pattern"] = pattern.replace(r"\Z", "$").replace(r"\ud800-\udfff", "")
+    for name, part in schema.items():
+        if name not in ("examples", "default", "enum"):
+            _make_portable(part)
+
+
 def document(routes: Sequence[Route]) -> Schema:
-    """All of it."""
+    """Return the document for all routes."""
     schemas = Schemas(_types(routes))
     paths: dict[str, Schema] = {}
     for route in routes:
         paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, schemas)
     for query in dict.fromkeys(route.query for route in routes if route.query):
-        schemas.take_apart(query)
+        schemas.remove(query)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -66,9 +144,9 @@ def document(routes: Sequence[Route]) -> Schema:
 def _types(routes: Iterable[Route]) -> Iterable[Any]:
     yield Id
     yield Uuid
-    yield responses.Problem
+    yield responses.ProblemDocument
     for route in routes:
-        yield from (kind for kind in (route.query, route.body, route.answer) if kind is not None)
+        yield from (kind for kind in (route.query, route.body, route.response) if kind is not None)
         yield from route.headers.values()
 
 
@@ -79,8 +157,8 @@ def _operation(route: Route, schemas: Schemas) -> Schema:
         "summary": route.summary,
         "description": route.description,
         "parameters": list(_parameters(route, schemas)),
-        "responses": _answers(route, schemas) | _problems(route, schemas),
-        # The empty one: on a loopback address without tokens.
+        "responses": _responses(route, schemas) | _problems(route, schemas),
+        # The empty entry stands for a loopback address without tokens.
         "security": [{"token": [route.scope]}, {}] if route.scope else [],
     }
     if route.body:
@@ -111,45 +189,52 @@ def _parameters(route: Route, schemas: Schemas) -> Iterable[Schema]:
         yield {"name": name, "in": "header", "schema": schemas.of(kind)}
 
 
-def _answers(route: Route, schemas: Schemas) -> Schema:
-    content = _content(schemas.of(route.answer), schemas)
-    usual = {"description": HTTPStatus(route.status).phrase, "content": {route.media_type: content}}
+def _responses(route: Route, schemas: Schemas) -> Schema:
+    content = _content(schemas.of(route.response), schemas)
+    default = {"description": HTTPStatus(route.status).phrase, "content": {route.media_type: content}}
     others = {
         str(status): {
             "description": other.description,
             "content": {route.media_type: content | {"example": content["example"] | other.example}},
         }
-        for status, other in route.other_answers.items()
+        for status, other in route.other_responses.items()
     }
-    return {str(route.status): usual, **others} | {
-        str(status): {"description": said} for status, said in route.empty_answers.items()
+    return {str(route.status): default, **others} | {
+        str(status): {"description": description} for status, description in route.empty_responses.items()
     }
 
 
 def _problems(route: Route, schemas: Schemas) -> Schema:
-    of_pages = _OF_PAGES if route.media_type == HTML else ()
+    shown_as_page = _SHOWN_AS_PAGE if route.media_type == HTML else ()
     return {
-        str(status): _problem(status, codes, schemas, as_page=status in of_pages)
+        str(status): _problem(status, codes, schemas, as_page=status in shown_as_page)
         for status, codes in route.problems.items()
-        if status not in route.other_answers
+        if status not in route.other_responses
     }
 
 
 def _problem(status: int, codes: list[str], schemas: Schemas, *, as_page: bool) -> Schema:
     exact: Schema = {"properties": {"status": {"const": status}, "code": {"enum": codes}}}
     content = {
-        "schema": {"allOf": [schemas.of(responses.Problem), exact]},
-        "example": Problem(status, codes[0], "what is wrong, for a person").document,
+        "schema": {"allOf": [schemas.of(responses.ProblemDocument), exact]},
+        "example": Problem(status, codes[0], "what is wrong, in words").document,
     }
-    answer: Schema = {
+    response: Schema = {
         "description": f"{HTTPStatus(status).phrase}: {', '.join(codes)}",
         "content": {HTML: {"schema": {"type": "string"}}} if as_page else {PROBLEM_JSON: content},
     }
     header = {401: "WWW-Authenticate", 503: "Retry-After"}.get(status)
     if header:
-        answer["headers"] = {header: {"required": True, "schema": {"type": "string"}}}
-    return answer
+        response["headers"] = {header: {"required": True, "schema": {"type": "string"}}}
+    return response
 
 
 def _content(schema: Schema, schemas: Schemas) -> Schema:
     return {"schema": schema, "example": schemas.example(schema)}
+
+
+def resolve(schema: Schema, document: Schema) -> Schema:
+    """Return the schema that a reference in a finished document points to."""
+    name = schema.get("$ref", "").removeprefix(_PREFIX)
+    found: Schema = document["components"]["schemas"][name] if name else schema
+    return found

@@ -1,6 +1,7 @@
-"""What goes wrong, as RFC 9457 says it: `application/problem+json` with a stable `code`.
+"""Errors as RFC 9457 defines them: `application/problem+json` with a stable `code`.
 
-Problem, Refused and DatabaseUnavailable in, a response out. No driver's words and no traceback pass here.
+Problem, Refused and DatabaseUnavailable in, a response out. Driver messages and tracebacks never reach a
+client.
 """
 
 from typing import Any, assert_never
@@ -8,14 +9,14 @@ from typing import Any, assert_never
 from aiohttp import web
 
 from webhookd.core.errors import DatabaseUnavailable, Refusal, Refused
-from webhookd.http.answers import HEADERS, encoded
+from webhookd.http.responses import HEADERS, encoded
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_SECONDS = "1"
 
 
 class Problem(Exception):
-    """An answer that is not the one asked for."""
+    """An error response. Handlers raise it."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Problem(Exception):
         self.code = code
         self.detail = detail
         self.headers = headers or {}
-        self.close = close  # the body was not read: what comes next on this connection is not a request
+        self.close = close  # the body was not read, so the next bytes on this connection are not a request
         self.members = members
 
     @property
@@ -63,29 +64,29 @@ class Problem(Exception):
 
 
 def invalid(detail: str, code: str = "invalid_request", **members: Any) -> Problem:
-    """Understood, and not acceptable."""
+    """Return a 422: the request is well-formed but not acceptable."""
     return Problem(422, code, detail, **members)
 
 
 def not_found(what: str, item_id: object) -> Problem:
-    """There is no such thing."""
+    """Return a 404 that names what was looked up."""
     return Problem(404, "not_found", f"no {what} {item_id}")
 
 
 def unavailable(detail: str) -> Problem:
-    """The same request may succeed later."""
+    """Return a 503: the same request may succeed later."""
     return Problem(503, "unavailable", detail, headers={"Retry-After": RETRY_AFTER_SECONDS})
 
 
 def of_unavailable(_: DatabaseUnavailable) -> Problem:
-    """The database's words go to the log, not out: they may name hosts and logins."""
+    """Return a 503 without the database's message, which may name hosts and logins. The log has it."""
     return unavailable(
-        "the database is not available or too busy; whether the request took effect is not known"
+        "the database is unavailable or too busy; the request may or may not have taken effect"
     )
 
 
-def of_refusal(refused: Refused, *, of_query: bool) -> Problem:  # noqa: PLR0911  a case, a return
-    """A gated function said no, to what a query or a body asked."""
+def of_refusal(refused: Refused, *, of_query: bool) -> Problem:  # noqa: PLR0911  one return per case
+    """Convert a gated function's refusal; the code says whether a query or a body was wrong."""
     detail = str(refused)
     match refused.refusal:
         case Refusal.INVALID_ARGUMENT:
@@ -107,21 +108,21 @@ def of_refusal(refused: Refused, *, of_query: bool) -> Problem:  # noqa: PLR0911
 
 
 def of_http(error: web.HTTPException) -> Problem:
-    """What aiohttp itself answers: no such route, no such method."""
+    """Convert aiohttp's own errors: unknown route, unknown method."""
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
-        return Problem(405, "method_not_allowed", f"allowed: {allowed}", headers={"Allow": allowed})
+        return Problem(405, "method_not_allowed", f"allowed methods: {allowed}", headers={"Allow": allowed})
     if error.status == web.HTTPNotFound.status_code:
         return Problem(404, "not_found", "no such resource")
     return Problem(error.status, "bad_request", error.reason, close=True)
 
 
 def internal() -> Problem:
-    """Our fault: the log says more."""
-    return Problem(500, "internal", "something went wrong here; the log says what")
+    """Return a 500 without details; the log has them."""
+    return Problem(500, "internal", "internal error; see the log of webhookd")
 
 
 def _event_id(detail: str | None) -> dict[str, Any]:
-    """From `event_id=7`."""
+    """Parse the DETAIL `event_id=7`."""
     name, _, value = (detail or "").partition("=")
     return {"event_id": int(value)} if name == "event_id" and value.isdigit() else {}

@@ -1,4 +1,4 @@
-"""The HTTP API: every route behind its scope, every error a problem, every connection within bounds."""
+"""Serves routes on an address: checks scopes, and converts every error into a problem response."""
 
 import logging
 import socket
@@ -11,9 +11,9 @@ from webhookd.core.errors import DatabaseUnavailable, Refused
 from webhookd.core.settings import Settings
 from webhookd.http import problems
 from webhookd.http.auth import ACTOR, Auth
-from webhookd.http.bodies import CONTINUE
-from webhookd.http.pages.layout import problem_response
+from webhookd.http.pages import problem_page
 from webhookd.http.problems import Problem, invalid
+from webhookd.http.requests import CONTINUE
 from webhookd.http.routes import HTML, Handler, Route
 from webhookd.http.server import serve
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Site:
-    """Routes on an address; serves until it is cancelled."""
+    """Routes on a listening socket."""
 
     def __init__(
         self, listening: socket.socket, settings: Callable[[], Settings], routes: Iterable[Route]
@@ -32,20 +32,22 @@ class Site:
         self._routes = tuple(routes)
 
     async def run(self) -> None:
-        """Listen and answer."""
-        app = web.Application(middlewares=[problems_answered])
+        """Serve until cancelled."""
+        app = web.Application(middlewares=[errors_to_problems])
         for route in self._routes:
-            # add_route, for add_get would also answer HEAD.
-            app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=uninvited)
-        app.on_response_prepare.append(self._answering)
-        app.on_shutdown.append(self._ending)
+            # Not add_get, which would also serve HEAD.
+            app.router.add_route(
+                route.method, route.path, self._guarded(route), expect_handler=check_expectation
+            )
+        app.on_response_prepare.append(self._before_response)
+        app.on_shutdown.append(self._on_shutdown)
         await serve(app, self._listening, self._settings)
 
-    async def _answering(self, request: web.Request, response: web.StreamResponse) -> None:
-        """An answer is about to be sent, whatever made it."""
+    async def _before_response(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Run before every response is sent."""
 
-    async def _ending(self, _: web.Application) -> None:
-        """No more requests are taken, and those under way are waited for."""
+    async def _on_shutdown(self, _: web.Application) -> None:
+        """Run when no more requests are accepted and the remaining ones finish."""
 
     def _guarded(self, route: Route) -> Handler:
         if route.scope is None:
@@ -58,23 +60,23 @@ class Site:
             except Problem as problem:
                 if route.media_type != HTML:
                     raise
-                return problem_response(problem)
+                return problem_page(problem)
             if route.refuses_queries and request.query_string:
-                raise invalid("there are no parameters here", "invalid_parameter", close=True)
+                raise invalid("this route takes no query parameters", "invalid_parameter", close=True)
             return await route.handler(request)
 
         return guarded
 
 
-async def uninvited(request: web.Request) -> None:
-    """Who asks before sending a body is told to go on when it is read: not before it may be refused."""
+async def check_expectation(request: web.Request) -> None:
+    """Check the Expect header only. `100 Continue` is sent when the body is read, after all other checks."""
     if request.headers["Expect"].strip().lower() != CONTINUE:
         raise web.HTTPExpectationFailed
 
 
 @web.middleware
-async def problems_answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever a handler raises becomes an answer."""
+async def errors_to_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Convert whatever a handler raises into a response."""
     try:
         return await handler(request)
     except Problem as problem:
@@ -82,11 +84,11 @@ async def problems_answered(request: web.Request, handler: Handler) -> web.Strea
     except Refused as refused:
         return problems.of_refusal(refused, of_query=request.method == "GET").response()
     except DatabaseUnavailable as error:
-        # The path alone: a query may carry what should not be logged.
-        log.warning("a request was answered with 503: %s", error, extra={"path": request.path})
+        # Only the path: a query may contain values that should not be logged.
+        log.warning("responded 503, database unavailable: %s", error, extra={"path": request.path})
         return problems.of_unavailable(error).response()
     except web.HTTPException as error:
         return problems.of_http(error).response()
     except Exception:
-        log.exception("a request failed", extra={"method": request.method, "path": request.path})
+        log.exception("request failed", extra={"method": request.method, "path": request.path})
         return problems.internal().response()

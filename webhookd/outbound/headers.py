@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_HEADERS = 20
-MAX_VALUE_LENGTH = 4096
-MAX_TOTAL_LENGTH = 16 * 1024
+from webhookd.core.limits import MAX_HEADER_VALUE_CHARACTERS, MAX_HEADERS, MAX_HEADERS_TOTAL_CHARACTERS
+
 _SEPARATORS_LENGTH = len(": \r\n")
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -95,8 +94,13 @@ def check_headers(given: Mapping[str, str]) -> dict[str, str] | HeaderProblem:
         if problem:
             return problem
         seen.add(name.lower())
-    if sum(len(name) + len(value) + _SEPARATORS_LENGTH for name, value in given.items()) > MAX_TOTAL_LENGTH:
-        return HeaderProblem(HeaderProblemCode.TOO_LARGE, f"more than {MAX_TOTAL_LENGTH} bytes of headers")
+    if (
+        sum(len(name) + len(value) + _SEPARATORS_LENGTH for name, value in given.items())
+        > MAX_HEADERS_TOTAL_CHARACTERS
+    ):
+        return HeaderProblem(
+            HeaderProblemCode.TOO_LARGE, f"more than {MAX_HEADERS_TOTAL_CHARACTERS} bytes of headers"
+        )
     return dict(given)
 
 
@@ -113,8 +117,8 @@ def _problem_of_name(name: str, seen: set[str]) -> HeaderProblem | None:
 
 
 def _problem_of_value(name: str, value: str) -> HeaderProblem | None:
-    if len(value) > MAX_VALUE_LENGTH:
-        detail = f"the value of {name[:50]} is longer than {MAX_VALUE_LENGTH} bytes"
+    if len(value) > MAX_HEADER_VALUE_CHARACTERS:
+        detail = f"the value of {name[:50]} is longer than {MAX_HEADER_VALUE_CHARACTERS} bytes"
         return HeaderProblem(HeaderProblemCode.VALUE_TOO_LONG, detail)
     if not _VALUE.fullmatch(value):
         detail = f"the value of {name[:50]} must be visible ASCII, with spaces only inside"

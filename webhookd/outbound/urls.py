@@ -16,13 +16,11 @@ from typing import NamedTuple
 import idna
 
 from webhookd import __version__
+from webhookd.core.limits import HIGHEST_PORT, LOWEST_UNPRIVILEGED_PORT, MAX_URL_CHARACTERS
 from webhookd.outbound.addresses import AddressPolicy
 
-MAX_URL_LENGTH = 500  # same as the column
 MAX_HOST_LENGTH = 253
 HTTPS_PORT = 443
-LOWEST_UNPRIVILEGED_PORT = 1024
-HIGHEST_PORT = 65535
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _AUTHORITY = re.compile(r"//([^/?]*)")
@@ -158,8 +156,8 @@ def head_of(target: Target, headers: Mapping[str, str], length: int) -> bytes:
 
 
 def _parse(text: str, policy: AddressPolicy) -> CallbackUrl:
-    if len(text) > MAX_URL_LENGTH:
-        raise _InvalidUrl(UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_LENGTH} characters")
+    if len(text) > MAX_URL_CHARACTERS:
+        raise _InvalidUrl(UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_CHARACTERS} characters")
     # Checked before parsing, because parsers strip them; by Unicode category, to find invisible characters.
     if any(unicodedata.category(character)[0] in "CZ" for character in text):
         raise _InvalidUrl(UrlProblemCode.CONTROL_CHAR, "contains a space or a control character")
@@ -178,9 +176,9 @@ def _parse(text: str, policy: AddressPolicy) -> CallbackUrl:
     host, port = _host_and_port(authority[1], policy)
     shown_port = "" if port == HTTPS_PORT else f":{port}"
     stored = f"https://{host}{shown_port}{_path(text[authority.end() :])}"
-    if len(stored) > MAX_URL_LENGTH:
+    if len(stored) > MAX_URL_CHARACTERS:
         raise _InvalidUrl(
-            UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_LENGTH} characters when encoded"
+            UrlProblemCode.URL_TOO_LONG, f"longer than {MAX_URL_CHARACTERS} characters when encoded"
         )
     return CallbackUrl(stored, host, port)
 

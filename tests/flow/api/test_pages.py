@@ -6,7 +6,7 @@ from typing import Any
 from tests.flow.conftest import MakeApi, MakeDaemon
 from tests.support.api import Client, tokens
 from tests.support.flow import Flow
-from tests.unit.test_pages import Seen
+from tests.unit.test_status_page import ParsedPage
 
 
 async def test_pages_load_nothing_and_run_nothing(api: Client) -> None:
@@ -17,7 +17,7 @@ async def test_pages_load_nothing_and_run_nothing(api: Client) -> None:
         policy = answer.headers["Content-Security-Policy"]
         assert policy.startswith("default-src 'none'; style-src 'sha256-")
         assert "unsafe" not in policy
-        seen = Seen(answer.body.decode())
+        seen = ParsedPage(answer.body.decode())
         assert not {"script", "iframe", "object", "embed", "form", "img"} & seen.tags
         loaded = [attributes["href"] for tag, attributes in seen.elements if tag == "link"]
         assert [str(address)[:5] for address in loaded] == ["data:"]
@@ -34,7 +34,7 @@ def path_of(template: str, operation: dict[str, Any]) -> str:
 async def test_the_docs_have_every_route(api: Client) -> None:
     """Each with its place, which its link leads to, a command to ask it, and its scope."""
     document = (await api.get("/openapi.json")).body
-    seen = Seen((await api.get("/docs")).body.decode())
+    seen = ParsedPage((await api.get("/docs")).body.decode())
     places = {attributes["id"] for _, attributes in seen.elements if attributes.get("id")}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -55,7 +55,7 @@ async def test_the_docs_show_where_they_are_served_from(make_api: MakeApi) -> No
         ({"Host": "<b>$(x)"}, "http://127.0.0.1:8470/v1/jobs"),
     ):
         answer = await api.ask("GET", "/docs", headers=headers)
-        assert expected in Seen(answer.body.decode()).text, headers
+        assert expected in ParsedPage(answer.body.decode()).text, headers
         assert "$(x)" not in answer.body.decode()
 
 
@@ -67,10 +67,10 @@ async def test_the_status_page_needs_a_token_in_the_header(make_api: MakeApi) ->
         assert refused.status == 401
         assert refused.headers["WWW-Authenticate"] == "Bearer"
         assert refused.headers["Content-Type"].startswith("text/html")
-        assert "Authorization: Bearer" in Seen(refused.body.decode()).text
+        assert "Authorization: Bearer" in ParsedPage(refused.body.decode()).text
     forbidden = await api.as_token("other").get("/")
     assert forbidden.status == 403
-    assert "scope read" in Seen(forbidden.body.decode()).text
+    assert "scope read" in ParsedPage(forbidden.body.decode()).text
     assert (await api.as_token("reader").get("/")).status == 200
     for path in ("/docs", "/openapi.json"):
         assert (await api.get(path)).status == 200
@@ -89,6 +89,6 @@ async def test_the_status_page_shows_this_instance(flow: Flow, make_daemon: Make
     await flow.publish()
     daemon = await make_daemon(services={"enabled": ["api"]}).start()
     await daemon.until(lambda: daemon.get_json("/status")["backlog"], "seen")
-    text = Seen(daemon.get("/")[1].decode()).text
+    text = ParsedPage(daemon.get("/")[1].decode()).text
     assert text.startswith("\nwebhookd: ready")
     assert "routing2" in text

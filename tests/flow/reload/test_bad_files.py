@@ -56,7 +56,10 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
         setting("api", tokens=[{"name": "a", "sha256": "a", "scopes": ["read"]}]),
         "api.tokens",
     ),
-    "token twice": (setting("api", tokens=tokens({"a": ["read"]}) * 2), "api.tokens: a is there twice"),
+    "token twice": (
+        setting("api", tokens=tokens({"a": ["read"]}) * 2),
+        "api.tokens: the name a is used twice",
+    ),
     "no file": (lambda daemon: daemon.config_path.unlink(), "No such file"),
     "folder": (folder_in_its_place, "Is a directory"),
     "no authorities": (setting("delivery", ca_file="/nowhere/ca.pem"), "delivery.ca_file"),

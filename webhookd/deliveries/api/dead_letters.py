@@ -1,4 +1,4 @@
-"""/v1/dead-letters: what failed for good, and its second chance."""
+"""/v1/dead-letters: lists dead letters, and requeues one or many."""
 
 from aiohttp import web
 
@@ -6,11 +6,10 @@ from webhookd.context import Context
 from webhookd.deliveries import dead_letters, reads
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.dead_letters import Filter
-from webhookd.http.answers import answer, page_of, raw
-from webhookd.http.bodies import path_id, read_json, read_optional_json, read_query
-from webhookd.http.database import Database
 from webhookd.http.problems import Problem, not_found
-from webhookd.http.requests import Nothing
+from webhookd.http.query_runner import QueryRunner
+from webhookd.http.requests import Nothing, path_id, read_json, read_optional_json, read_query
+from webhookd.http.responses import json_response, list_response, raw_json
 from webhookd.http.routes import Route
 from webhookd.wakeups import Work
 
@@ -19,9 +18,9 @@ REQUEUE_BATCH = 500
 
 
 class DeadLetters:
-    """The dead-letter resource."""
+    """The dead-letter routes."""
 
-    def __init__(self, context: Context, database: Database) -> None:
+    def __init__(self, context: Context, database: QueryRunner) -> None:
         self._database = database
         self._wakeups = context.wakeups
         self._settings = context.settings
@@ -42,7 +41,7 @@ class DeadLetters:
                 "/v1/dead-letters/{id:[0-9]+}",
                 "read",
                 self._get,
-                "One dead letter, and the payload as it was",
+                "Get a dead letter with its payload",
                 responses.DeadLetterWithPayload,
             ),
             Route(
@@ -50,10 +49,11 @@ class DeadLetters:
                 "/v1/dead-letters/{id:[0-9]+}/requeue",
                 "operate",
                 self._requeue,
-                "Deliver a dead letter again",
-                responses.Requeued,
+                "Requeue a dead letter",
+                responses.RequeuedDeadLetter,
                 CREATED,
-                description="As a new delivery, once: asked again, 409 names the delivery that there is.",
+                description="Creates a new delivery. A dead letter can be requeued once: a second "
+                "request returns 409 with the existing delivery.",
                 body=Nothing,
                 body_optional=True,
                 own_problems=((409, "already_requeued"), (409, "subscription_held")),
@@ -63,32 +63,32 @@ class DeadLetters:
                 "/v1/dead-letters/requeue",
                 "operate",
                 self._requeue_many,
-                "Deliver many dead letters again",
-                responses.RequeuedMany,
-                description="All that match the filter, but those that come while this runs. Only counts "
-                "them unless `dry_run` is false. Safe to ask again.",
+                "Requeue many dead letters",
+                responses.RequeueCounts,
+                description="Requeues every dead letter that matches the filter, except those created while "
+                "this runs. By default it only counts: set `dry_run` to false to requeue. Safe to repeat.",
                 body=requests.RequeueMany,
             ),
         ]
 
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.DeadLettersQuery)
-        rows = await self._database.ask(
-            lambda connection: reads.dead_letters(connection, query.page, query.which)
+        rows = await self._database.run(
+            lambda connection: reads.dead_letters(connection, query.page, query.selection)
         )
-        return page_of(rows, query.limit)
+        return list_response(rows, query.limit)
 
     async def _get(self, request: web.Request) -> web.Response:
         letter_id = path_id(request, "dead letter")
-        found = await self._database.ask(lambda connection: reads.dead_letter(connection, letter_id))
+        found = await self._database.run(lambda connection: reads.dead_letter(connection, letter_id))
         if found is None:
             raise not_found("dead letter", letter_id)
-        return answer(found | {"payload_snapshot": raw(found["payload_snapshot"])})
+        return json_response(found | {"payload_snapshot": raw_json(found["payload_snapshot"])})
 
     async def _requeue(self, request: web.Request) -> web.Response:
         letter_id = path_id(request, "dead letter")
         await read_optional_json(request, Nothing, self._settings().api.max_payload_bytes)
-        requeued = await self._database.ask(lambda connection: dead_letters.requeue(connection, letter_id))
+        requeued = await self._database.run(lambda connection: dead_letters.requeue(connection, letter_id))
         if not requeued.created:
             raise Problem(
                 409,
@@ -97,24 +97,25 @@ class DeadLetters:
                 saga_id=requeued.saga_id,
             )
         self._wakeups.wake(Work.SAGAS, [requeued.subscription_id], cluster=True)
-        return answer(responses.Requeued(saga_id=requeued.saga_id), CREATED)
+        return json_response(responses.RequeuedDeadLetter(saga_id=requeued.saga_id), CREATED)
 
     async def _requeue_many(self, request: web.Request) -> web.Response:
-        """Batch by batch, a commit each: asked again after a failure in between, it goes on."""
+        """Requeue batch by batch, with a commit each. After a failure, the same request continues."""
         asked = await read_json(request, requests.RequeueMany, self._settings().api.max_payload_bytes)
-        # Not those that come while this runs: one that fails again at once would be requeued for ever.
-        now = await self._database.ask(reads.database_time)
+        # Leave out dead letters created while this runs: a delivery that fails at once would be requeued
+        # forever.
+        now = await self._database.run(reads.database_time)
         failed_before = min(asked.filter.failed_before or now, now)
-        which = Filter(
+        selection = Filter(
             asked.filter.subscription_id, asked.filter.error_code, asked.filter.failed_after, failed_before
         )
         matched = requeued = 0
         after_id, done = asked.after_id, False
         while not done and (asked.limit is None or matched < asked.limit):
             size = REQUEUE_BATCH if asked.limit is None else min(REQUEUE_BATCH, asked.limit - matched)
-            batch = await self._database.ask(
+            batch = await self._database.run(
                 lambda connection, after_id=after_id, size=size: dead_letters.requeue_many(  # type: ignore[misc]
-                    connection, which, after_id, size, dry_run=asked.dry_run
+                    connection, selection, after_id, size, dry_run=asked.dry_run
                 )
             )
             if batch.subscription_ids:
@@ -122,9 +123,9 @@ class DeadLetters:
             matched += batch.matched
             requeued += batch.requeued
             after_id, done = batch.last_id, batch.matched < size
-        counts = responses.RequeuedMany(matched=matched, requeued=requeued, skipped=matched - requeued)
+        counts = responses.RequeueCounts(matched=matched, requeued=requeued, skipped=matched - requeued)
         if asked.limit is not None:
-            # To go on with: after which one, and up to which time.
+            # The values for the next request: start after this id, and end at this time.
             counts["last_id"] = None if done else after_id
             counts["failed_before"] = failed_before
-        return answer(counts)
+        return json_response(counts)

@@ -1,29 +1,36 @@
-"""/v1/events: events in, answered after their commit; and what became of them."""
+"""/v1/events: publishes events, responding after the commit, and shows them with their deliveries."""
 
 from aiohttp import web
 
 from webhookd.context import Context
+from webhookd.core.limits import MAX_BATCH_EVENTS, RESERVED_EVENT_TYPE_PREFIX
 from webhookd.deliveries import ingest, reads
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.api.deliveries import limits_of
 from webhookd.deliveries.ingest import SINGLE_LOCK_TIMEOUT_SECONDS, GroupCommit
-from webhookd.http.answers import answer, page_of, raw
-from webhookd.http.bodies import check_depth, path_id, read_json, read_query
-from webhookd.http.database import Database
 from webhookd.http.fields import KeyHeader
-from webhookd.http.keys import agreed_key, key_in_header
 from webhookd.http.problems import invalid, not_found
-from webhookd.http.requests import given
+from webhookd.http.query_runner import QueryRunner
+from webhookd.http.requests import (
+    KEY_HEADER,
+    agreed_key,
+    check_depth,
+    given,
+    key_in_header,
+    path_id,
+    read_json,
+    read_query,
+)
+from webhookd.http.responses import json_response, list_response, raw_json
 from webhookd.http.routes import Route
 
 ACCEPTED = 202
-OF_JOBS = "dot.job."  # what the job substrate emits
 
 
 class Events:
-    """The event resource."""
+    """The event routes."""
 
-    def __init__(self, context: Context, database: Database, ingest: GroupCommit) -> None:
+    def __init__(self, context: Context, database: QueryRunner, ingest: GroupCommit) -> None:
         self._database = database
         self._ingest = ingest
         self._settings = context.settings
@@ -38,10 +45,11 @@ class Events:
                 "Publish an event",
                 responses.EventAccepted,
                 ACCEPTED,
-                description="Answered after the commit. The same key with the same content gives the first "
-                "event's id and `duplicate`; with other content 409. A key in header and body must agree.",
-                body=requests.NewEvent,
-                headers={"Idempotency-Key": KeyHeader},
+                description="Responds after the commit. A repeated key with the same content returns the "
+                "first event's id and `duplicate: true`; with different content it returns 409. Keys in "
+                "header and body must be equal.",
+                body=requests.PublishEvent,
+                headers={KEY_HEADER: KeyHeader},
                 own_problems=(
                     (409, "idempotency_conflict"),
                     (422, "idempotency_key_mismatch"),
@@ -52,11 +60,12 @@ class Events:
                 "/v1/events/batch",
                 "ingest",
                 self._publish_batch,
-                "Publish many events, all or none",
+                "Publish a batch of events",
                 responses.BatchAccepted,
                 ACCEPTED,
-                description=f"At most {requests.MAX_BATCH}, in one commit, each with a key of its own.",
-                body=requests.NewEvents,
+                description=f"Stores up to {MAX_BATCH_EVENTS} events in one transaction: all or none. "
+                "Each event has its own key.",
+                body=requests.PublishBatch,
                 own_problems=(
                     (409, "idempotency_conflict"),
                     (422, "batch_too_large"),
@@ -77,19 +86,19 @@ class Events:
                 "/v1/events/{id:[0-9]+}",
                 "read",
                 self._get,
-                "One event, and what became of it",
+                "Get an event with its deliveries",
                 responses.EventWithDeliveries,
-                description="For every subscription of its type: delivered, waiting until when and why, "
-                "dead-lettered with what error, or not routed and why.",
+                description="For every subscription to its type: whether the event was delivered, is waiting "
+                "(until when and why), became a dead letter (with the error), or was not routed (and why).",
             ),
         ]
 
     async def _publish(self, request: web.Request) -> web.Response:
         key = key_in_header(request)
-        asked = await read_json(request, requests.NewEvent, self._settings().api.max_payload_bytes)
+        asked = await read_json(request, requests.PublishEvent, self._settings().api.max_payload_bytes)
         event = _new_event(asked)._replace(idempotency_key=agreed_key(key, asked.idempotency_key))
         accepted = await self._ingest.publish(event)
-        return answer(
+        return json_response(
             responses.EventAccepted(
                 id=accepted.id,
                 event_type=event.event_type,
@@ -100,46 +109,51 @@ class Events:
         )
 
     async def _publish_batch(self, request: web.Request) -> web.Response:
-        if "Idempotency-Key" in request.headers:
-            raise invalid("in a batch each event has its own idempotency_key", "idempotency_key_mismatch")
+        if KEY_HEADER in request.headers:
+            raise invalid(
+                f"a batch takes no {KEY_HEADER} header; give each event an idempotency_key",
+                "idempotency_key_mismatch",
+            )
         asked = await read_json(
-            request, requests.NewEvents, self._settings().api.max_payload_bytes, is_wide=True
+            request, requests.PublishBatch, self._settings().api.max_payload_bytes, is_wide=True
         )
-        if len(asked.events) > requests.MAX_BATCH:
-            raise invalid(f"more than {requests.MAX_BATCH} events", "batch_too_large")
+        if len(asked.events) > MAX_BATCH_EVENTS:
+            raise invalid(f"a batch has at most {MAX_BATCH_EVENTS} events", "batch_too_large")
         for event in asked.events:
             check_depth(bytes(event.payload))
-        batch = [_new_event(one) for one in asked.events]
-        accepted = await self._database.ask(
+        batch = [_new_event(event) for event in asked.events]
+        accepted = await self._database.run(
             lambda connection: ingest.publish(
                 connection, batch, lock_timeout_seconds=SINGLE_LOCK_TIMEOUT_SECONDS
             )
         )
         self._ingest.stored(accepted)
-        members = [responses.BatchMember(id=one.id, duplicate=one.duplicate) for one in accepted]
-        return answer(responses.BatchAccepted(events=members), ACCEPTED)
+        members = [responses.BatchMember(id=event.id, duplicate=event.duplicate) for event in accepted]
+        return json_response(responses.BatchAccepted(events=members), ACCEPTED)
 
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.EventsQuery)
-        rows = await self._database.ask(
+        rows = await self._database.run(
             lambda connection: reads.events(
                 connection, query.page, given(query.event_type), given(query.idempotency_key)
             )
         )
-        return page_of(rows, query.limit)
+        return list_response(rows, query.limit)
 
     async def _get(self, request: web.Request) -> web.Response:
         event_id = path_id(request, "event")
         limits = limits_of(self._settings())
-        found = await self._database.ask(lambda connection: reads.event(connection, event_id, limits))
+        found = await self._database.run(lambda connection: reads.event(connection, event_id, limits))
         if found is None:
             raise not_found("event", event_id)
-        return answer(found | {"payload": raw(found["payload"])})
+        return json_response(found | {"payload": raw_json(found["payload"])})
 
 
-def _new_event(asked: requests.NewEvent) -> ingest.NewEvent:
-    if asked.event_type.startswith(OF_JOBS):
-        raise invalid(f"event_type must not begin with {OF_JOBS}: webhookd alone tells of its jobs")
+def _new_event(asked: requests.PublishEvent) -> ingest.NewEvent:
+    if asked.event_type.startswith(RESERVED_EVENT_TYPE_PREFIX):
+        raise invalid(
+            f"event_type must not start with {RESERVED_EVENT_TYPE_PREFIX}: reserved for the job queue"
+        )
     return ingest.NewEvent(
         asked.event_type, bytes(asked.payload).decode(), asked.idempotency_key, asked.correlation_id
     )

@@ -1,14 +1,14 @@
-"""What may be asked: the bodies and queries, field by field. Unknown fields are refused."""
+"""Request types: bodies and queries, field by field. Unknown fields are rejected."""
 
 from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from webhookd.core.limits import MAX_BATCH_EVENTS, MAX_ID, MAX_REQUEUE_LIMIT
 from webhookd.core.states import SagaStatus
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.http.fields import (
-    MAX_ID,
     CallbackUrl,
     CorrelationId,
     CustomHeaders,
@@ -24,12 +24,9 @@ from webhookd.http.fields import (
 )
 from webhookd.http.requests import Paged, given
 
-MAX_BATCH = 1000
-MAX_REQUEUE = 10_000
 
-
-class NewEvent(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /v1/events. The payload's bytes are kept as they are."""
+class PublishEvent(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/events. The payload is stored byte for byte."""
 
     event_type: EventType
     payload: NewPayload
@@ -37,11 +34,13 @@ class NewEvent(msgspec.Struct, forbid_unknown_fields=True):
     correlation_id: CorrelationId | None = None
 
 
-class NewEvents(msgspec.Struct, forbid_unknown_fields=True):
+class PublishBatch(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/events/batch."""
 
-    # More has a code of its own.
-    events: Annotated[list[NewEvent], Meta(min_length=1, extra_json_schema={"maxItems": MAX_BATCH})]
+    # The handler rejects larger batches, with a code of its own.
+    events: Annotated[
+        list[PublishEvent], Meta(min_length=1, extra_json_schema={"maxItems": MAX_BATCH_EVENTS})
+    ]
 
 
 class NewSubscription(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,7 +55,7 @@ class NewSubscription(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SubscriptionChange(msgspec.Struct, forbid_unknown_fields=True):
-    """PATCH /v1/subscriptions/{id}: what is there is changed; null takes an override back."""
+    """PATCH /v1/subscriptions/{id}: changes the given fields; null removes an override."""
 
     active: bool | UnsetType = UNSET
     callback_url: CallbackUrl | UnsetType = UNSET
@@ -98,7 +97,7 @@ class DeadLettersQuery(Paged, kw_only=True):
     failed_before: Time | UnsetType = UNSET
 
     @property
-    def which(self) -> Filter:
+    def selection(self) -> Filter:
         return Filter(
             given(self.subscription_id),
             given(self.error_code),
@@ -108,7 +107,7 @@ class DeadLettersQuery(Paged, kw_only=True):
 
 
 class RequeueFilter(msgspec.Struct, forbid_unknown_fields=True):
-    """Which dead letters: as the list's."""
+    """Selects dead letters, with the filters of the list."""
 
     subscription_id: Id | None = None
     error_code: ErrorCode | None = None
@@ -117,9 +116,9 @@ class RequeueFilter(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RequeueMany(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /v1/dead-letters/requeue: all that match, or with a limit the first so many after an id."""
+    """POST /v1/dead-letters/requeue: all matches, or with a limit the next ones after an id."""
 
     filter: RequeueFilter = msgspec.field(default_factory=RequeueFilter)
     dry_run: bool = True
-    limit: Annotated[int, Meta(ge=1, le=MAX_REQUEUE)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_REQUEUE_LIMIT)] | None = None
     after_id: Annotated[int, Meta(ge=0, le=MAX_ID)] = 0

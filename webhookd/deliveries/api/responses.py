@@ -1,7 +1,7 @@
-"""What is answered, field by field: the types that the document at /openapi.json is made of.
+"""Response types, field by field. /openapi.json is generated from them.
 
-Typed dictionaries, for a row of the database is one already: nothing is converted on its way out. Fields may
-be added to an answer; none is renamed or taken away.
+They are typed dictionaries, because database rows are dictionaries already and need no conversion. Fields may
+be added to a response, but never renamed or removed.
 """
 
 from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict
@@ -25,56 +25,63 @@ from webhookd.http.fields import (
     Time,
 )
 
-# A saga's status, or none: SagaStatus and a literal cannot be one type for msgspec.
-Became: TypeAlias = Annotated[
+# A SagaStatus or not_routed. msgspec cannot combine the enum and a literal.
+EventDeliveryStatus: TypeAlias = Annotated[
     Literal["Pending", "InProgress", "PendingRetry", "Completed", "DeadLettered", "not_routed"],
     Meta(examples=["PendingRetry"]),
 ]
-Progress: TypeAlias = Annotated[SagaStatus, Meta(examples=["PendingRetry"])]
-# The examples are of one delivery that is about to be retried.
-FinalError: TypeAlias = Annotated[ErrorCode | None, Meta(description="of its last failure, if it had one")]
-SecondChanceOf: TypeAlias = Annotated[
-    Id | None, Meta(examples=[None], description="the dead letter that it is the second chance of")
+DeliveryStatus: TypeAlias = Annotated[SagaStatus, Meta(examples=["PendingRetry"])]
+# The examples show a delivery that waits for a retry.
+FinalError: TypeAlias = Annotated[
+    ErrorCode | None, Meta(description="error code of its last failure, if any")
+]
+RequeuedFrom: TypeAlias = Annotated[
+    Id | None, Meta(examples=[None], description="the dead letter that this delivery was requeued from")
 ]
 BuriedAs: TypeAlias = Annotated[
-    Id | None, Meta(examples=[None], description="the dead letter that it ended as")
+    Id | None, Meta(examples=[None], description="the dead letter that this delivery became")
 ]
-Reason: TypeAlias = Annotated[str, Meta(examples=["retry_later"], description="a stable code, for programs")]
+Reason: TypeAlias = Annotated[
+    str, Meta(examples=["retry_later"], description="the reason for the status: a stable code, for programs")
+]
 Secret: TypeAlias = Annotated[
-    str, Meta(examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="], description="shown this once")
+    str,
+    Meta(examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="], description="shown only in this response"),
 ]
 Held: TypeAlias = Annotated[
-    bool, Meta(examples=[False], description="waits for its subscription to be active and verified")
+    bool, Meta(examples=[False], description="waits until its subscription is active and verified")
 ]
-Cursor: TypeAlias = Annotated[Id | None, Meta(description="of the next page; null: this is the last")]
+Cursor: TypeAlias = Annotated[
+    Id | None, Meta(description="cursor of the next page; null: this is the last page")
+]
 
 
 class EventAccepted(TypedDict):
-    """Stored and committed."""
+    """An event that was stored and committed."""
 
     id: Id
     event_type: EventType
     created_at: Time
     duplicate: Annotated[
-        bool, Meta(examples=[False], description="the key was there already: this is the first event's id")
+        bool, Meta(examples=[False], description="an event with this key exists; `id` is its id")
     ]
 
 
 class BatchMember(TypedDict):
-    """One event of a batch."""
+    """An event of a batch."""
 
     id: Id
     duplicate: Annotated[bool, Meta(examples=[False])]
 
 
 class BatchAccepted(TypedDict):
-    """All of a batch, in its order."""
+    """The events of a batch, in the order of the request."""
 
     events: list[BatchMember]
 
 
 class Event(TypedDict):
-    """A fact; it never changes."""
+    """A published event. It never changes."""
 
     id: Id
     event_type: EventType
@@ -84,41 +91,41 @@ class Event(TypedDict):
 
 
 class EventDelivery(TypedDict):
-    """What became of an event at one subscription of its type."""
+    """The delivery of an event to one subscription, or why there is none."""
 
     subscription_id: Id
     callback_url: CallbackUrl
-    status: Became
+    status: EventDeliveryStatus
     reason: Reason
     explanation: Sentence
     saga_id: Id | None
     attempt_count: Count | None
     next_attempt_at: Time | None
     final_error_code: FinalError
-    dead_letter_id: SecondChanceOf
+    dead_letter_id: RequeuedFrom
     buried_as: BuriedAs
     held: Held
 
 
 class EventWithDeliveries(Event):
-    """An event, its payload, and what became of it everywhere."""
+    """An event with its payload and its delivery to each subscription."""
 
     payload: Payload
     more_deliveries: Annotated[
-        bool, Meta(examples=[False], description="not all are here; the rest is in /v1/deliveries")
+        bool, Meta(examples=[False], description="the list is cut off; /v1/deliveries has all")
     ]
     deliveries: list[EventDelivery]
 
 
 class EventPage(TypedDict):
-    """Events, without their payloads."""
+    """A page of events, without payloads."""
 
     items: list[Event]
     next_cursor: Cursor
 
 
-class Health(TypedDict):
-    """How an endpoint does."""
+class EndpointHealth(TypedDict):
+    """The recent failures of an endpoint."""
 
     consecutive_failures: Count
     failing_since: Time | None
@@ -128,7 +135,7 @@ class Health(TypedDict):
 
 
 class Subscription(TypedDict):
-    """Where events of a type are sent. Its secret and its headers are not shown."""
+    """A subscription of an endpoint to an event type. Its secret and headers are never shown."""
 
     id: Id
     event_type: EventType
@@ -140,47 +147,47 @@ class Subscription(TypedDict):
     description: Description | None
     created_at: Time
     updated_at: Time
-    health: Health
+    health: EndpointHealth
 
 
 class SubscriptionWithSecret(Subscription):
-    """A subscription and what it signs with."""
+    """A subscription with its signing secret."""
 
     secret: Secret
 
 
 class SubscriptionPage(TypedDict):
-    """Subscriptions."""
+    """A page of subscriptions."""
 
     items: list[Subscription]
     next_cursor: Cursor
 
 
 class RotatedSecret(TypedDict):
-    """The new secret; the one before goes on signing beside it for a while."""
+    """The new secret. The previous one also signs until `previous_valid_until`."""
 
     secret: Secret
     previous_valid_until: Time
 
 
 class Delivery(TypedDict):
-    """A saga: one event on its way to one subscription."""
+    """The delivery of an event to a subscription (a saga)."""
 
     id: Id
     event_id: Id
     subscription_id: Id
-    status: Progress
+    status: DeliveryStatus
     attempt_count: Count
     next_attempt_at: Time | None
     final_error_code: FinalError
     created_at: Time
     updated_at: Time
-    dead_letter_id: SecondChanceOf
+    dead_letter_id: RequeuedFrom
     held: Held
 
 
 class Attempt(TypedDict):
-    """One request, or one about to be made."""
+    """An attempt: a request to the endpoint, or one that is due."""
 
     id: Id
     attempt: Annotated[int, Meta(ge=1, examples=[1])]
@@ -194,7 +201,9 @@ class Attempt(TypedDict):
     retry_after_seconds: float | None
     response_excerpt: Annotated[
         Annotated[str, Meta(examples=["Service Unavailable"])] | None,
-        Meta(description="the first 4096 bytes of the answer, as the endpoint wrote them: do not trust them"),
+        Meta(
+            description="the first 4096 bytes of the response, as the endpoint sent them: do not trust them"
+        ),
     ]
     worker_id: Annotated[str, Meta(examples=["host:4711:9f8e7d6c"])] | None
     lease_until: Time | None
@@ -203,7 +212,7 @@ class Attempt(TypedDict):
 
 
 class DeliveryWithAttempts(Delivery):
-    """A saga, why it is where it is, and each attempt, oldest first."""
+    """A delivery with the reason for its status and its attempts, oldest first."""
 
     reason: Reason
     explanation: Sentence
@@ -212,14 +221,14 @@ class DeliveryWithAttempts(Delivery):
 
 
 class DeliveryPage(TypedDict):
-    """Deliveries."""
+    """A page of deliveries."""
 
     items: list[Delivery]
     next_cursor: Cursor
 
 
 class DeadLetter(TypedDict):
-    """A delivery that failed for good."""
+    """A delivery that failed and is not retried any more."""
 
     id: Id
     saga_id: Id
@@ -227,38 +236,41 @@ class DeadLetter(TypedDict):
     subscription_id: Id
     final_error_code: ErrorCode
     failed_at: Time
-    requeued_saga_id: Annotated[Id | None, Meta(description="the delivery that it was requeued as")]
+    requeued_saga_id: Annotated[Id | None, Meta(description="the delivery that it was requeued as, if any")]
 
 
 class DeadLetterWithPayload(DeadLetter):
-    """A dead letter and the payload as it was."""
+    """A dead letter with the payload that was not delivered."""
 
     event_type: EventType
     payload_snapshot: Payload
 
 
 class DeadLetterPage(TypedDict):
-    """Dead letters, without their payloads."""
+    """A page of dead letters, without payloads."""
 
     items: list[DeadLetter]
     next_cursor: Cursor
 
 
-class Requeued(TypedDict):
-    """The delivery that a dead letter has become."""
+class RequeuedDeadLetter(TypedDict):
+    """The new delivery of a requeued dead letter."""
 
     saga_id: Id
 
 
-class RequeuedMany(TypedDict):
-    """What a bulk requeue did, or would do."""
+class RequeueCounts(TypedDict):
+    """The result of a bulk requeue, or of its dry run."""
 
     matched: Count
     requeued: Count
-    skipped: Annotated[int, Meta(ge=0, examples=[0], description="requeued before, or held")]
+    skipped: Annotated[int, Meta(ge=0, examples=[0], description="already requeued, or held")]
     last_id: NotRequired[
-        Annotated[Id | None, Meta(description="with a limit: the after_id to go on with; null at the end")]
+        Annotated[Id | None, Meta(description="with a limit: after_id of the next request; null at the end")]
     ]
     failed_before: NotRequired[
-        Annotated[Time, Meta(description="with a limit: to go on with, so that what fails again is left out")]
+        Annotated[
+            Time,
+            Meta(description="with a limit: failed_before of the next request, to leave out new failures"),
+        ]
     ]

@@ -1,4 +1,4 @@
-"""/v1/subscriptions: made, changed, verified by a signed challenge, given new secrets. Never deleted."""
+"""/v1/subscriptions: creates, changes and verifies subscriptions, and rotates secrets. Never deletes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,10 @@ from webhookd.db.paging import Row
 from webhookd.deliveries import reads, subscriptions
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.api.verification import Verification
-from webhookd.http.answers import answer, page_of
-from webhookd.http.bodies import path_id, read_json, read_optional_json, read_query
-from webhookd.http.database import Database
 from webhookd.http.problems import invalid, not_found
-from webhookd.http.requests import Nothing, given
+from webhookd.http.query_runner import QueryRunner
+from webhookd.http.requests import Nothing, given, path_id, read_json, read_optional_json, read_query
+from webhookd.http.responses import json_response, list_response
 from webhookd.http.routes import Route
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.headers import HeaderProblem, HeaderProblemCode, check_headers
@@ -23,32 +22,33 @@ from webhookd.outbound.urls import UrlProblem, UrlProblemCode, check_callback_ur
 from webhookd.wakeups import Work
 
 CREATED = 201
-_OF_ENDPOINTS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
+_ENDPOINT_PROBLEMS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
 
 
 class Subscriptions:
-    """The subscription resource."""
+    """The subscription routes."""
 
-    def __init__(self, context: Context, database: Database, verification: Verification) -> None:
+    def __init__(self, context: Context, database: QueryRunner, verification: Verification) -> None:
         self._database = database
         self._verification = verification
         self._wakeups = context.wakeups
         self._settings = context.settings
 
     def routes(self) -> list[Route]:
-        one = "/v1/subscriptions/{id:[0-9]+}"
+        path = "/v1/subscriptions/{id:[0-9]+}"
         return [
             Route(
                 "POST",
                 "/v1/subscriptions",
                 "subscriptions",
                 self._create,
-                "Subscribe an endpoint to a type of event",
+                "Create a subscription",
                 responses.SubscriptionWithSecret,
                 CREATED,
-                description="It is sent nothing before it is verified. The secret is shown this once.",
+                description="The endpoint receives nothing until the subscription is verified. The secret is "
+                "shown only in this response.",
                 body=requests.NewSubscription,
-                own_problems=_OF_ENDPOINTS,
+                own_problems=_ENDPOINT_PROBLEMS,
             ),
             Route(
                 "GET",
@@ -59,40 +59,41 @@ class Subscriptions:
                 responses.SubscriptionPage,
                 query=requests.SubscriptionsQuery,
             ),
-            Route("GET", one, "read", self._get, "One subscription", responses.Subscription),
+            Route("GET", path, "read", self._get, "Get a subscription", responses.Subscription),
             Route(
                 "PATCH",
-                one,
+                path,
                 "subscriptions",
                 self._change,
                 "Change a subscription",
                 responses.Subscription,
-                description="What is not given stays as it is. With another `callback_url` it must be "
-                "verified again. There is no DELETE: `active: false` ends it, and its history stays.",
+                description="Fields that are not given stay unchanged. A changed `callback_url` must be "
+                "verified again. There is no DELETE: `active: false` stops the subscription and keeps "
+                "its history.",
                 body=requests.SubscriptionChange,
-                own_problems=_OF_ENDPOINTS,
+                own_problems=_ENDPOINT_PROBLEMS,
             ),
             Route(
                 "POST",
-                f"{one}/verify",
+                f"{path}/verify",
                 "subscriptions",
                 self._verify,
-                "Ask the endpoint whether it wants the webhooks",
+                "Verify the endpoint with a challenge",
                 responses.Subscription,
-                description='Sends it `{"type": "webhookd.verification", "challenge": "…"}`, signed. It '
-                'answers 2xx with `{"challenge": "…"}` or the bare text.',
+                description='Sends `{"type": "webhookd.verification", "challenge": "…"}` to the endpoint, '
+                'signed. The endpoint must respond 2xx with `{"challenge": "…"}` or the bare challenge.',
                 body=Nothing,
                 body_optional=True,
                 own_problems=((409, "verification_stale"), (422, "verification_failed")),
             ),
             Route(
                 "POST",
-                f"{one}/rotate-secret",
+                f"{path}/rotate-secret",
                 "subscriptions",
                 self._rotate_secret,
-                "Sign with a new secret",
+                "Rotate the signing secret",
                 responses.RotatedSecret,
-                description="Both secrets sign until `previous_valid_until`.",
+                description="Deliveries carry signatures of both secrets until `previous_valid_until`.",
                 body=Nothing,
                 body_optional=True,
             ),
@@ -102,7 +103,7 @@ class Subscriptions:
         asked = await read_json(request, requests.NewSubscription, self._max_bytes)
         callback_url = self._checked_url(asked.callback_url)
         headers = _checked_headers(asked.headers)
-        created = await self._database.ask(
+        created = await self._database.run(
             lambda connection: subscriptions.create(
                 connection,
                 asked.event_type,
@@ -114,49 +115,49 @@ class Subscriptions:
             )
         )
         found = await self._found(created.subscription_id)
-        return answer(found | {"secret": created.signing_secret}, CREATED)
+        return json_response(found | {"secret": created.signing_secret}, CREATED)
 
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.SubscriptionsQuery)
-        rows = await self._database.ask(
+        rows = await self._database.run(
             lambda connection: reads.subscriptions(
                 connection, query.page, given(query.event_type), given(query.active), given(query.verified)
             )
         )
-        return page_of(rows, query.limit)
+        return list_response(rows, query.limit)
 
     async def _get(self, request: web.Request) -> web.Response:
-        return answer(await self._found(path_id(request, "subscription")))
+        return json_response(await self._found(path_id(request, "subscription")))
 
     async def _change(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
         asked = await read_json(request, requests.SubscriptionChange, self._max_bytes)
         changes = self._checked_changes(asked)
         if changes:
-            await self._database.ask(
+            await self._database.run(
                 lambda connection: subscriptions.update(connection, subscription_id, changes)
             )
         found = await self._found(subscription_id)
         if found["active"] and found["verified"]:
-            # Perhaps it was held until now, or has a policy that makes something due.
+            # The change may have released held deliveries, or made some due earlier.
             self._wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
-        return answer(found)
+        return json_response(found)
 
     async def _verify(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
         await read_optional_json(request, Nothing, self._max_bytes)
         await self._verification.verify(subscription_id)
         self._wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
-        return answer(await self._found(subscription_id))
+        return json_response(await self._found(subscription_id))
 
     async def _rotate_secret(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
         await read_optional_json(request, Nothing, self._max_bytes)
         overlap_seconds = self._settings().subscriptions.secret_overlap_seconds
-        rotated = await self._database.ask(
+        rotated = await self._database.run(
             lambda connection: subscriptions.rotate_secret(connection, subscription_id, overlap_seconds)
         )
-        return answer(
+        return json_response(
             responses.RotatedSecret(
                 secret=rotated.signing_secret, previous_valid_until=rotated.previous_valid_until
             )
@@ -167,7 +168,7 @@ class Subscriptions:
         return self._settings().api.max_payload_bytes
 
     async def _found(self, subscription_id: int) -> Row:
-        found = await self._database.ask(lambda connection: reads.subscription(connection, subscription_id))
+        found = await self._database.run(lambda connection: reads.subscription(connection, subscription_id))
         if found is None:
             raise not_found("subscription", subscription_id)
         return found
@@ -192,7 +193,7 @@ class Subscriptions:
 
 
 def _checked_headers(headers: Mapping[str, str]) -> str:
-    """As the JSON to store."""
+    """Return the headers as the JSON to store."""
     checked = check_headers(headers)
     if isinstance(checked, HeaderProblem):
         raise invalid(f"headers: {checked.detail}", checked.code.value)

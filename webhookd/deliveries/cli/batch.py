@@ -14,8 +14,8 @@ from rich.progress import Progress
 from webhookd.cli import output
 from webhookd.cli.client import Client
 from webhookd.core.errors import RequestRefused, WebhookdError
+from webhookd.core.limits import MAX_BATCH_EVENTS
 
-MAX_EVENTS = 1000
 # Below the daemon's default bound of a body; a daemon that takes less says so, and gets halves.
 MAX_BODY_BYTES = 900_000
 MAX_LINE_BYTES = 9 * 1024 * 1024
@@ -76,7 +76,7 @@ def _requests(stream: IO[bytes]) -> Iterator[list[Line]]:
     size_bytes = 0
     for line in _lines(stream):
         length = len(bytes(line.event))
-        if together and (len(together) == MAX_EVENTS or size_bytes + length > MAX_BODY_BYTES):
+        if together and (len(together) == MAX_BATCH_EVENTS or size_bytes + length > MAX_BODY_BYTES):
             yield together
             together, size_bytes = [], 0
         together.append(line)

@@ -8,13 +8,12 @@ import click
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, json_option, listing_options, one_more, row_id
+from webhookd.core.limits import MAX_ATTEMPTS, MAX_DELAY_SECONDS
 from webhookd.deliveries.cli.headers import header_options
 
 # The endpoint may take a whole delivery's timeout, which an operator may have raised.
 VERIFY_TIMEOUT_SECONDS = 120.0
-MAX_ATTEMPTS = 1000
 SHOWN_ONCE = "The secret is shown this once: give it to the receiver, which verifies with it."
-MAX_DELAY_SECONDS = 31_536_000
 
 subscription_id = click.argument("subscription_id", metavar="ID", type=row_id)
 subscription_ids = click.argument("subscription_ids", metavar="ID...", type=row_id, nargs=-1, required=True)

@@ -11,8 +11,8 @@ from typing import TypeAlias
 from webhookd.context import Context
 from webhookd.core.states import Executor
 from webhookd.db.connection import Connection
-from webhookd.http.database import Database
 from webhookd.http.problems import unavailable
+from webhookd.http.query_runner import QueryRunner
 from webhookd.http.server import connection_cap
 from webhookd.jobqueue.queries import NOTHING_TO_CLAIM
 from webhookd.jobqueue.types import Claim, JobRefusal
@@ -35,7 +35,7 @@ class _Line(asyncio.Lock):
 class Claims:
     """Claims at once, or when a job comes."""
 
-    def __init__(self, context: Context, database: Database) -> None:
+    def __init__(self, context: Context, database: QueryRunner) -> None:
         self._database = database
         self._wakeups = context.wakeups
         context.metrics.job_claims_waiting.set_function(lambda: self.waiting)
@@ -118,7 +118,7 @@ class Claims:
         return None
 
     async def _look(self, question: Callable[[Connection], Awaitable[Claim | JobRefusal]]) -> Claimed:
-        claimed = await self._database.ask(question)
+        claimed = await self._database.run(question)
         if isinstance(claimed, JobRefusal) and claimed.reason == NOTHING_TO_CLAIM:
             return None
         return claimed

@@ -4,14 +4,20 @@ import msgspec
 from aiohttp import web
 
 from webhookd.context import Context
-from webhookd.http.answers import answer, page_of, raw
 from webhookd.http.auth import ACTOR
-from webhookd.http.bodies import path_uuid, read_json, read_optional_json, read_query
-from webhookd.http.database import Database
-from webhookd.http.keys import agreed_key, key_in_header
 from webhookd.http.problems import invalid, not_found
-from webhookd.http.requests import given
-from webhookd.http.routes import AGAIN, UUID_ID, Route
+from webhookd.http.query_runner import QueryRunner
+from webhookd.http.requests import (
+    agreed_key,
+    given,
+    key_in_header,
+    path_uuid,
+    read_json,
+    read_optional_json,
+    read_query,
+)
+from webhookd.http.responses import json_response, list_response, raw_json
+from webhookd.http.routes import ALREADY_EXISTS, UUID_ID, Route
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue import reads as job_reads
 from webhookd.jobqueue.api import requests as job_requests
@@ -28,7 +34,7 @@ DUPLICATE = 200
 class Jobs:
     """The job resource."""
 
-    def __init__(self, context: Context, database: Database) -> None:
+    def __init__(self, context: Context, database: QueryRunner) -> None:
         self._database = database
         self._wakeups = context.wakeups
         self._settings = context.settings
@@ -50,7 +56,7 @@ class Jobs:
                 "first one's.",
                 body=job_requests.JobToEnqueue,
                 headers={"Idempotency-Key": JobKeyHeader},
-                other_answers={DUPLICATE: AGAIN},
+                other_responses={DUPLICATE: ALREADY_EXISTS},
                 own_problems=(
                     (404, "not_found"),
                     (409, "idempotency_conflict"),
@@ -114,48 +120,48 @@ class Jobs:
             "actor": request[ACTOR],
         }
         job = NewJob(**fields)
-        enqueued = done(await self._database.ask(lambda connection: job_substrate.enqueue(connection, job)))
+        enqueued = done(await self._database.run(lambda connection: job_substrate.enqueue(connection, job)))
         self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return answer(msgspec.structs.asdict(enqueued), DUPLICATE if enqueued.duplicate else CREATED)
+        return json_response(msgspec.structs.asdict(enqueued), DUPLICATE if enqueued.duplicate else CREATED)
 
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, job_requests.JobsQuery)
-        rows = await self._database.ask(
+        rows = await self._database.run(
             lambda connection: job_reads.jobs(connection, query.page, given(query.status), given(query.kind))
         )
-        return page_of(rows, query.limit, key="job_id")
+        return list_response(rows, query.limit, key="job_id")
 
     async def _get(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
-        found = await self._database.ask(lambda connection: job_reads.job(connection, job_id))
+        found = await self._database.run(lambda connection: job_reads.job(connection, job_id))
         if found is None:
             raise not_found("job", job_id)
-        return answer(
+        return json_response(
             found
             | {
-                "safe_payload": raw(found["safe_payload"]),
-                "runs": [run | {"detail": raw(run["detail"])} for run in found["runs"]],
+                "safe_payload": raw_json(found["safe_payload"]),
+                "runs": [run | {"detail": raw_json(run["detail"])} for run in found["runs"]],
             }
         )
 
     async def _cancel(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         asked = await read_json(request, job_requests.CancelJob, self._settings().api.max_payload_bytes)
-        cancelled = await self._database.ask(
+        cancelled = await self._database.run(
             lambda connection: job_substrate.cancel(connection, job_id, asked.reason, request[ACTOR])
         )
         told = done(cancelled)
         self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return answer(msgspec.structs.asdict(told))
+        return json_response(msgspec.structs.asdict(told))
 
     async def _requeue(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         asked = await read_optional_json(
             request, job_requests.RequeueJob, self._settings().api.max_payload_bytes
         )
-        requeued = await self._database.ask(
+        requeued = await self._database.run(
             lambda connection: job_substrate.requeue(connection, job_id, request[ACTOR], asked.deadline_at)
         )
         told = done(requeued)
         self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return answer(msgspec.structs.asdict(told), CREATED)
+        return json_response(msgspec.structs.asdict(told), CREATED)

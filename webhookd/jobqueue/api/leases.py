@@ -6,10 +6,10 @@ import msgspec
 from aiohttp import web
 
 from webhookd.context import Context
-from webhookd.http.answers import answer, nothing, raw
 from webhookd.http.auth import ACTOR
-from webhookd.http.bodies import path_uuid, read_json
-from webhookd.http.database import Database
+from webhookd.http.query_runner import QueryRunner
+from webhookd.http.requests import path_uuid, read_json
+from webhookd.http.responses import json_response, no_content, raw_json
 from webhookd.http.routes import UUID_ID, Route
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue.api import requests as job_requests
@@ -24,7 +24,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 class JobLeases:
     """Claimed, renewed, reported."""
 
-    def __init__(self, context: Context, database: Database, claims: Claims) -> None:
+    def __init__(self, context: Context, database: QueryRunner, claims: Claims) -> None:
         self._database = database
         self._claims = claims
         self._wakeups = context.wakeups
@@ -43,7 +43,7 @@ class JobLeases:
                 "`wait_seconds` the answer comes with the job; 204 if none came. Keep the lease by "
                 "`progress`, and end it by `succeed` or `fail`; else others get the job when it runs out.",
                 body=job_requests.ClaimJob,
-                empty_answers={204: "No job came"},
+                empty_responses={204: "No job came"},
                 own_problems=(DISABLED,),
             ),
             Route(
@@ -100,16 +100,16 @@ class JobLeases:
             lambda: request.transport is None or request.transport.is_closing(),
         )
         if claimed is None:
-            return nothing()
+            return no_content()
         job = done(claimed)
         self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
         fields = msgspec.structs.asdict(job)
-        return answer(fields | {"safe_payload": raw(bytes(job.safe_payload).decode())})
+        return json_response(fields | {"safe_payload": raw_json(bytes(job.safe_payload).decode())})
 
     async def _progress(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         asked = await self._read(request, job_requests.ReportProgress)
-        renewed = await self._database.ask(
+        renewed = await self._database.run(
             lambda connection: job_substrate.progress(
                 connection, job_id, asked.status_signal, asked.lease_token, request[ACTOR]
             )
@@ -117,12 +117,12 @@ class JobLeases:
         told = done(renewed)
         if told.started:  # the others are no events
             self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return answer(msgspec.structs.asdict(told))
+        return json_response(msgspec.structs.asdict(told))
 
     async def _succeed(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         asked = await self._read(request, job_requests.ReportSuccess)
-        reported = await self._database.ask(
+        reported = await self._database.run(
             lambda connection: job_substrate.succeed(
                 connection, job_id, asked.lease_token, asked.result_ref, request[ACTOR]
             )
@@ -132,7 +132,7 @@ class JobLeases:
     async def _fail(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         asked = await self._read(request, job_requests.ReportFailure)
-        reported = await self._database.ask(
+        reported = await self._database.run(
             lambda connection: job_substrate.fail(
                 connection,
                 job_id,
@@ -150,4 +150,4 @@ class JobLeases:
 
     def _told(self, result: msgspec.Struct) -> web.Response:
         self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return answer(msgspec.structs.asdict(result))
+        return json_response(msgspec.structs.asdict(result))

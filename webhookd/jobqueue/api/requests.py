@@ -5,8 +5,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from webhookd.core.limits import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE
 from webhookd.http.fields import EventType, Id, Time, Uuid
-from webhookd.http.requests import DEFAULT_LIMIT, MAX_LIMIT, given
+from webhookd.http.requests import given
 from webhookd.jobqueue.api.fields import (
     Attempts,
     ByExecutor,
@@ -133,7 +134,7 @@ class RequeueJob(msgspec.Struct, forbid_unknown_fields=True):
 class JobsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """GET /v1/jobs."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT, description="of a page")] = DEFAULT_LIMIT
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="of a page")] = DEFAULT_PAGE_SIZE
     cursor: Annotated[Uuid, Meta(description="next_cursor of the page before")] | UnsetType = UNSET
     status: Status | UnsetType = UNSET
     kind: Kind | UnsetType = UNSET

@@ -5,7 +5,7 @@ from typing import Annotated, NotRequired, TypedDict
 from msgspec import Meta
 
 from webhookd.http.fields import Count, EventType, Id, Time, Uuid
-from webhookd.http.health_responses import JobQueue
+from webhookd.http.health import JobQueueStatus
 from webhookd.jobqueue.api.fields import (
     Attempts,
     ByExecutor,
@@ -270,4 +270,4 @@ class Substrate(TypedDict):
     kind_policies: list[KindPolicy]
     registrations: list[Registration]
     decisions: Annotated[list[LedgerRow], Meta(description="the last 20 changes of the above, newest first")]
-    queue: JobQueue
+    queue: JobQueueStatus

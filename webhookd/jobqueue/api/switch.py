@@ -10,10 +10,10 @@ from msgspec import UNSET
 from webhookd.context import Context
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Row
-from webhookd.http.answers import answer, raw
 from webhookd.http.auth import ACTOR
-from webhookd.http.bodies import read_json
-from webhookd.http.database import Database
+from webhookd.http.query_runner import QueryRunner
+from webhookd.http.requests import read_json
+from webhookd.http.responses import json_response, raw_json
 from webhookd.http.routes import Route
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue import reads as job_reads
@@ -27,7 +27,7 @@ from webhookd.wakeups import Work
 class JobSubstrate:
     """What an operator decides."""
 
-    def __init__(self, context: Context, database: Database) -> None:
+    def __init__(self, context: Context, database: QueryRunner) -> None:
         self._database = database
         self._wakeups = context.wakeups
         self._settings = context.settings
@@ -69,24 +69,24 @@ class JobSubstrate:
         ]
 
     async def _get(self, _: web.Request) -> web.Response:
-        return answer(await self._database.ask(_described))
+        return json_response(await self._database.run(_described))
 
     async def _change(self, request: web.Request) -> web.Response:
         asked = await read_json(request, job_requests.SubstrateChange, self._settings().api.max_payload_bytes)
-        described = await self._database.ask(
+        described = await self._database.run(
             lambda connection: _changed(connection, asked, str(request[ACTOR]))
         )
-        # Every instance: while the job queue is off, its keeper looks rarely.
+        # Every instance: while the job queue is off, its keeper checks rarely.
         self._wakeups.wake(Work.EVENTS, cluster=True)
-        return answer(described)
+        return json_response(described)
 
     async def _register(self, request: web.Request) -> web.Response:
         asked = await read_json(request, job_requests.NewRegistration, self._settings().api.max_payload_bytes)
         wanted = NewRegistration(**msgspec.structs.asdict(asked))
-        registered = await self._database.ask(
+        registered = await self._database.run(
             lambda connection: job_substrate.register_event(connection, wanted, request[ACTOR])
         )
-        return answer(msgspec.structs.asdict(done(registered)))
+        return json_response(msgspec.structs.asdict(done(registered)))
 
 
 async def _changed(connection: Connection, asked: job_requests.SubstrateChange, actor: str) -> Row:
@@ -112,6 +112,6 @@ async def _described(connection: Connection) -> Row:
         "policy": numbers,
         "kind_policies": configuration["kinds"],
         "registrations": configuration["registrations"],
-        "decisions": [one | {"detail": raw(one["detail"])} for one in configuration["decisions"]],
+        "decisions": [one | {"detail": raw_json(one["detail"])} for one in configuration["decisions"]],
         "queue": msgspec.structs.asdict(health),
     }

@@ -4,12 +4,12 @@ import msgspec
 from aiohttp import web
 
 from webhookd.context import Context
-from webhookd.http.answers import answer
 from webhookd.http.auth import ACTOR
-from webhookd.http.bodies import path_uuid, read_json
-from webhookd.http.database import Database
 from webhookd.http.problems import not_found
-from webhookd.http.routes import AGAIN, UUID_ID, Route
+from webhookd.http.query_runner import QueryRunner
+from webhookd.http.requests import path_uuid, read_json
+from webhookd.http.responses import json_response
+from webhookd.http.routes import ALREADY_EXISTS, UUID_ID, Route
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue import reads as job_reads
 from webhookd.jobqueue.api import requests as job_requests
@@ -23,7 +23,7 @@ DUPLICATE = 200
 class JobWorkflows:
     """The workflow resource: its status follows from its jobs, so it is only opened and looked at."""
 
-    def __init__(self, context: Context, database: Database) -> None:
+    def __init__(self, context: Context, database: QueryRunner) -> None:
         self._database = database
         self._settings = context.settings
 
@@ -39,7 +39,7 @@ class JobWorkflows:
                 CREATED,
                 description="Its jobs name it as `workflow_id`. With an id of your own, safe to ask again.",
                 body=job_requests.NewWorkflow,
-                other_answers={DUPLICATE: AGAIN},
+                other_responses={DUPLICATE: ALREADY_EXISTS},
                 own_problems=((409, "workflow_conflict"), DISABLED),
             ),
             Route(
@@ -54,7 +54,7 @@ class JobWorkflows:
 
     async def _open(self, request: web.Request) -> web.Response:
         asked = await read_json(request, job_requests.NewWorkflow, self._settings().api.max_payload_bytes)
-        opened = await self._database.ask(
+        opened = await self._database.run(
             lambda connection: job_substrate.open_workflow(
                 connection,
                 asked.workflow_kind,
@@ -65,11 +65,11 @@ class JobWorkflows:
             )
         )
         told = done(opened)
-        return answer(msgspec.structs.asdict(told), DUPLICATE if told.duplicate else CREATED)
+        return json_response(msgspec.structs.asdict(told), DUPLICATE if told.duplicate else CREATED)
 
     async def _get(self, request: web.Request) -> web.Response:
         workflow_id = path_uuid(request, "workflow")
-        found = await self._database.ask(lambda connection: job_reads.workflow(connection, workflow_id))
+        found = await self._database.run(lambda connection: job_reads.workflow(connection, workflow_id))
         if found is None:
             raise not_found("workflow", workflow_id)
-        return answer(found)
+        return json_response(found)

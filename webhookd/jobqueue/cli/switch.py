@@ -12,6 +12,7 @@ from webhookd.cli.answers import Answer
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, executor_option, json_option, priority_option, some_text
 from webhookd.cli.text import count, duration, escaped
+from webhookd.core.limits import MAX_ATTEMPTS, MAX_JOB_DELAY_SECONDS, MAX_LEASE_RECOVERIES
 
 PATH = "/v1/job-substrate"
 DEFAULT = "default"
@@ -68,7 +69,7 @@ def _number(lowest: int, highest: int, *, whole: bool = False) -> Callable[[str]
     return parsed
 
 
-_SECONDS = _number(0, 315_360_000)
+_SECONDS = _number(0, MAX_JOB_DELAY_SECONDS)
 
 
 @click.command(
@@ -87,7 +88,7 @@ _SECONDS = _number(0, 315_360_000)
 )
 @click.option(
     "--max-attempts",
-    type=_number(1, 1000, whole=True),
+    type=_number(1, MAX_ATTEMPTS, whole=True),
     metavar="N",
     help="Attempts in all, the first included.",
 )
@@ -96,7 +97,7 @@ _SECONDS = _number(0, 315_360_000)
 @click.option("--jitter", type=_number(0, 1), metavar="PART", help="Up to this part of a delay is added.")
 @click.option(
     "--max-lease-recoveries",
-    type=_number(0, 1000, whole=True),
+    type=_number(0, MAX_LEASE_RECOVERIES, whole=True),
     metavar="N",
     help="Leases lost before it counts as a failure.",
 )

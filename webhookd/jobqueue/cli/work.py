@@ -18,6 +18,7 @@ from webhookd.cli.client import ANSWER_TIMEOUT_SECONDS, Client, asks_daemon, une
 from webhookd.cli.options import INTERRUPTED, example, executor_option, some_text
 from webhookd.cli.text import escaped
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
+from webhookd.core.limits import MAX_LEASE_SECONDS
 from webhookd.jobqueue.cli.command import Failure, RunningCommand, Success
 from webhookd.jobqueue.cli.lease import Delays, Lease, Lost
 
@@ -66,7 +67,7 @@ class Asked:
 )
 @click.option(
     "--lease-seconds",
-    type=click.FloatRange(1, 86_400),
+    type=click.FloatRange(1, MAX_LEASE_SECONDS),
     default=60.0,
     show_default=True,
     help="How soon others get the job when this dies; renewed while the command runs.",

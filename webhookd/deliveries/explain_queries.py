@@ -1,4 +1,4 @@
-"""Why: the facts of an event's deliveries, in one snapshot, and the words that model/why.py has for them."""
+"""Reads the facts that explain.py puts into words, in one snapshot, and returns rows for the API."""
 
 from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.db.connection import Connection, fetch_one
@@ -6,16 +6,17 @@ from webhookd.db.paging import Row
 from webhookd.deliveries.explain import (
     HELD,
     NOT_ROUTED,
+    DeliveryFacts,
+    Explanation,
     Limits,
-    Saga,
-    State,
-    Unrouted,
-    Why,
-    why_saga,
-    why_unrouted,
+    SubscriptionState,
+    UnroutedFacts,
+    explain_delivery,
+    explain_unrouted,
 )
 
-# Routed when its deliveries were made, all in one statement; where it made none, nobody knows.
+# Routing creates all deliveries of an event in one statement, so their time is the time of routing. Without
+# any, the event's own time stands in for it.
 _ROUTING = """
     select exists (select from webhookd.event_routing_queue q where q.event_id = e.id) as is_queued,
         coalesce((select g.created_at from webhookd.webhook_delivery_sagas g
@@ -23,14 +24,14 @@ _ROUTING = """
                   order by g.subscription_id limit 1), e.created_at) as routed_at
     from webhookd.events e where e.id = $1"""
 
-# What the words are made from, of a saga g and its subscription s: the last attempt (uniq_job_saga_attempt),
-# the dead letter that it became (idx_dead_saga), the saga that this was requeued as (uniq_saga_dead_letter),
-# the endpoint's health, and whether its turn is taken (idx_job_subscription_active, as far as the window).
+# The facts about a saga g and its subscription s: the last attempt (uniq_job_saga_attempt), the dead letter
+# that it became (idx_dead_saga), the saga that this was requeued as (uniq_saga_dead_letter), the endpoint's
+# health, and whether other attempts are in the way (idx_job_subscription_active, counted up to the window).
 _FACTS = """
         s.id as subscription_id, s.callback_url, s.active, s.verified, s.max_attempts,
         g.id as saga_id, g.status, g.attempt_count, g.next_attempt_at, g.final_error_code, g.dead_letter_id,
         g.next_attempt_at <= now() as is_due,
-        j.status as job_status, j.worker_id, j.lease_until, j.finished_at,
+        j.status as attempt_status, j.worker_id, j.lease_until, j.finished_at,
         j.lease_until <= now() as is_lease_over,
         h.failing_since, d.id as buried_as, r.id as requeued_as,
         h.failing_since is not null and exists (
@@ -50,10 +51,10 @@ _JOINS = """
     left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id
     left join webhookd.endpoint_health h on h.subscription_id = s.id"""
 
-# Each subscription of the type, and each that has a delivery though it is of another type now: with its
-# latest saga (uniq_saga_event_subscription, or idx_saga_event where it was requeued); where it has none, with
-# what the change log (idx_subscription_change) says of the time of routing, and of the time after.
-_SHARES_OF = """
+# Each subscription to the event type, and each that has a delivery although its type has changed, with its
+# latest saga (uniq_saga_event_subscription, or idx_saga_event for a requeued one). Without a saga: its state
+# at the time of routing and after it, from the change log (idx_subscription_change).
+_SUBSCRIPTIONS_TEMPLATE = """
     select {facts},
         b.active as was_active, b.verified as was_verified,
         a.active as became_active, a.verified as became_verified
@@ -83,15 +84,15 @@ _SHARES_OF = """
         order by c.changed_at, c.id limit 1) a on g.id is null
     order by s.id"""
 
-_DELIVERY_OF = """
+_DELIVERY_TEMPLATE = """
     select {facts}
     from webhookd.webhook_delivery_sagas g join webhookd.subscriptions s on s.id = g.subscription_id
     {joins}
     where g.id = $1"""
-_SHARES = _SHARES_OF.format(facts=_FACTS, joins=_JOINS)
-_DELIVERY = _DELIVERY_OF.format(facts=_FACTS, joins=_JOINS)
+_SUBSCRIPTIONS = _SUBSCRIPTIONS_TEMPLATE.format(facts=_FACTS, joins=_JOINS)
+_DELIVERY = _DELIVERY_TEMPLATE.format(facts=_FACTS, joins=_JOINS)
 
-# Facts that the words call what the columns are called.
+# Fields of DeliveryFacts with the same name as their column.
 _SAME_NAMES = (
     "attempt_count",
     "next_attempt_at",
@@ -109,62 +110,59 @@ _SAME_NAMES = (
 )
 
 
-async def shares(
-    connection: Connection, event_id: int, event_type: str, limits: Limits, most: int
+async def event_deliveries(
+    connection: Connection, event_id: int, event_type: str, limits: Limits, limit: int
 ) -> list[Row]:
-    """What became of an event at each subscription of its type, up to so many."""
+    """Return the delivery to each subscription of the event's type, or why there is none, up to `limit`."""
     routing = await fetch_one(connection, _ROUTING, event_id)
     rows = await connection.fetch(
-        _SHARES, event_id, limits.subscription_window, event_type, routing["routed_at"], most
+        _SUBSCRIPTIONS, event_id, limits.subscription_window, event_type, routing["routed_at"], limit
     )
-    return [_share(dict(row), limits, is_queued=routing["is_queued"]) for row in rows]
+    return [_event_delivery(dict(row), limits, is_queued=routing["is_queued"]) for row in rows]
 
 
 async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:
-    """Why one saga, which is there, is where it is."""
+    """Return the reason for the status of an existing saga."""
     facts = dict(await fetch_one(connection, _DELIVERY, saga_id, limits.subscription_window))
-    why = _why(facts, limits)
-    return {"reason": why.reason, "explanation": why.explanation, "buried_as": facts["buried_as"]}
+    explained = _explained(facts, limits)
+    return {"reason": explained.reason, "explanation": explained.text, "buried_as": facts["buried_as"]}
 
 
-def _share(facts: Row, limits: Limits, *, is_queued: bool) -> Row:
-    """What became of an event at one subscription."""
+def _event_delivery(facts: Row, limits: Limits, *, is_queued: bool) -> Row:
     if facts["saga_id"] is None:
-        was, became = (
-            _state(facts, "was_active", "was_verified"),
-            _state(facts, "became_active", "became_verified"),
-        )
-        why = why_unrouted(Unrouted(is_queued, was, became))
+        at_routing = _state(facts, "was_active", "was_verified")
+        after_routing = _state(facts, "became_active", "became_verified")
+        explained = explain_unrouted(UnroutedFacts(is_queued, at_routing, after_routing))
     else:
-        why = _why(facts, limits)
+        explained = _explained(facts, limits)
     return {
         "subscription_id": facts["subscription_id"],
         "callback_url": facts["callback_url"],
         "status": facts["status"] or NOT_ROUTED,
-        "reason": why.reason,
-        "explanation": why.explanation,
+        "reason": explained.reason,
+        "explanation": explained.text,
         "saga_id": facts["saga_id"],
         "attempt_count": facts["attempt_count"],
         "next_attempt_at": facts["next_attempt_at"],
         "final_error_code": facts["final_error_code"],
         "dead_letter_id": facts["dead_letter_id"],
         "buried_as": facts["buried_as"],
-        "held": why.reason in HELD,
+        "held": explained.reason in HELD,
     }
 
 
-def _state(facts: Row, active: str, verified: str) -> State | None:
-    return None if facts[active] is None else State(facts[active], facts[verified])
+def _state(facts: Row, active: str, verified: str) -> SubscriptionState | None:
+    return None if facts[active] is None else SubscriptionState(facts[active], facts[verified])
 
 
-def _why(facts: Row, limits: Limits) -> Why:
-    job_status = facts["job_status"]
-    return why_saga(
-        Saga(
+def _explained(facts: Row, limits: Limits) -> Explanation:
+    attempt_status = facts["attempt_status"]
+    return explain_delivery(
+        DeliveryFacts(
             status=SagaStatus(facts["status"]),
-            subscription=State(facts["active"], facts["verified"]),
+            subscription=SubscriptionState(facts["active"], facts["verified"]),
             attempt_limit=facts["max_attempts"] or limits.max_attempts,
-            job_status=None if job_status is None else AttemptStatus(job_status),
+            attempt_status=None if attempt_status is None else AttemptStatus(attempt_status),
             **{name: facts[name] for name in _SAME_NAMES},
         )
     )

@@ -1,0 +1,131 @@
+"""HTML pages: elements with escaped text, the layout with its style, and the security headers."""
+
+import base64
+import hashlib
+from html import escape
+from importlib import resources
+from typing import TypeAlias
+
+from aiohttp import web
+
+from webhookd.http.problems import Problem
+from webhookd.http.responses import HEADERS
+from webhookd.http.routes import HTML
+
+STYLE = resources.files(__package__).joinpath("style.css").read_text()
+UNAUTHORIZED = 401
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'%3E"
+    "%3Crect width='32' height='32' rx='8' fill='%230f766e'/%3E%3Cpath d='M7 10l5 13 4-10 4 10 5-13' "
+    "fill='none' stroke='white' stroke-width='3' stroke-linecap='round' stroke-linejoin='round'/%3E%3C/svg%3E"
+)
+# Allows the style by its hash and the icon by its scheme. Everything else, above all scripts, is blocked.
+_HEADERS = HEADERS | {
+    "Content-Security-Policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_VOID = frozenset({"br", "link", "meta"})
+
+
+class Markup(str):
+    """HTML text whose content is already escaped."""
+
+    __slots__ = ()
+
+
+Part: TypeAlias = "Markup | str | int | None"
+
+
+def element(tag: str, *parts: Part, **attributes: str | None) -> Markup:
+    """Return an element, as in `element("a", "here", href="/docs", class_="link")`.
+
+    Strings are escaped; Markup is not escaped again.
+    """
+    given = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    if tag in _VOID:
+        return Markup(f"<{tag}{given}>")
+    return Markup(f"<{tag}{given}>{joined(*parts)}</{tag}>")
+
+
+def joined(*parts: Part) -> Markup:
+    """Concatenate parts; None is skipped."""
+    return Markup("".join(_markup(part) for part in parts if part is not None))
+
+
+def table(heads: tuple[str, ...], rows: "list[tuple[Part, ...]]", **attributes: str | None) -> Markup:
+    """Return a table. Each cell carries its heading, because narrow screens show cells below each other."""
+    head = element("tr", *(element("th", name, scope="col") for name in heads))
+    body = [
+        element("tr", *(element("td", cell, data_head=name) for name, cell in zip(heads, row, strict=True)))
+        for row in rows
+    ]
+    return element("table", element("thead", head), element("tbody", *body), **attributes)
+
+
+def _markup(part: "Markup | str | int") -> str:
+    return part if isinstance(part, Markup) else escape(str(part))
+
+
+def page(title: str, *content: Part, kind: str, refresh_seconds: int | None = None) -> str:
+    """Return a complete document. A refresh reloads the page, which keeps the scroll position."""
+    refresh = refresh_seconds and element("meta", http_equiv="refresh", content=str(refresh_seconds))
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        refresh,
+        element("title", title),
+        element("link", rel="icon", href=_ICON),
+        element("style", Markup(STYLE)),
+    )
+    return "<!doctype html>\n" + element("html", head, element("body", *content, class_=kind), lang="en")
+
+
+def links(here: str) -> Markup:
+    """Return the navigation links; `here` is the current page."""
+    pages = {"/": "Status", "/docs": "API", "/status": "JSON", "/metrics": "Metrics"}
+    current = {True: "page", False: None}
+    return element(
+        "nav",
+        *(element("a", name, href=path, aria_current=current[path == here]) for path, name in pages.items()),
+        class_="links",
+    )
+
+
+def page_response(text: str, status: int = 200) -> web.Response:
+    """Return a page as a response."""
+    return web.Response(text=text, status=status, content_type=HTML, headers=_HEADERS)
+
+
+def problem_page(problem: Problem) -> web.Response:
+    """Return an error as a page, with instructions on how to send a token."""
+    how = element(
+        "p",
+        "webhookd reads the token only from the header ",
+        element("code", "Authorization: Bearer …"),
+        ", never from a URL, because URLs are kept in histories and logs. Use curl, or let a proxy or a "
+        "browser extension add the header:",
+    )
+    command = element("pre", 'curl -H "Authorization: Bearer $TOKEN" http://this-address/status')
+    content = element(
+        "main",
+        element("h1", problem.title),
+        element("p", problem.detail, class_="lead"),
+        joined(how, command) if problem.status == UNAUTHORIZED else None,
+        element("p", element("a", "The API documentation", href="/docs"), " needs no token."),
+    )
+    response = page_response(page(f"webhookd: {problem.title}", content, kind="problem"), problem.status)
+    response.headers.update(problem.headers)
+    if problem.close:
+        response.force_close()
+    return response

@@ -1,1 +1,0 @@
-"""HTML pages: markup helpers, the page layout, and the API reference at /docs."""
