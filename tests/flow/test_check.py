@@ -114,6 +114,7 @@ async def test_nothing_is_made(command: Command) -> None:
     assert ended.code == 0
     assert ended.out[-1].startswith("✓ database")
     assert str(data_dir) in ended.out[-1]
+    assert any(line.startswith("! database") and "WEBHOOKD_DATABASE_DSN" in line for line in ended.out)
     assert not data_dir.exists()
 
 

@@ -122,6 +122,9 @@ async def test_from_nothing_to_a_verified_delivery(
     [_, request] = await endpoint.received(2)
     Webhook(created["secret"]).verify(request.body, request.headers)
 
+    [warning] = daemon.logged("using the embedded database")
+    assert warning["level"] == "warning"
+    assert "WEBHOOKD_DATABASE_DSN" in warning["message"]
     [line] = daemon.logged("PostgreSQL")
     assert line["message"] == f"PostgreSQL {wheel_installation(None).version} runs in {home.data}"
     assert "0001_tables" in line["migrated"]

@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from webhookd.core import configuration as load
-from webhookd.core.configuration import load_settings
+from webhookd.core.configuration import data_dir, load_settings
 from webhookd.core.errors import ConfigurationError
-from webhookd.core.folders import data_dir
 from webhookd.core.settings import DatabaseSettings, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,12 +226,78 @@ def test_the_repositorys_file_shows_every_key_with_its_default() -> None:
     assert load_settings(ROOT / "webhookd.toml", {}) == Settings()
 
 
-def test_a_misspelt_variable_is_refused() -> None:
-    """As a misspelt key is; but what Kubernetes makes of a service's name is not ours."""
-    misspelt = {"WEBHOOKD_RETRY_MAX_ATEMPTS": "3"}
-    assert "did you mean WEBHOOKD_RETRY_MAX_ATTEMPTS" in refusal(None, misspelt)
-    others = {"WEBHOOKD_API_PORT": "tcp://10.0.0.1:80", "WEBHOOKD_API_SERVICE_HOST": "10.0.0.1"}
-    assert load_settings(None, others) == Settings()
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("WEBHOOKD_RETRY_MAX_ATEMPTS", "WEBHOOKD_RETRY_MAX_ATTEMPTS"),
+        ("WEBHOOKD_DB_DSN", "WEBHOOKD_DATABASE_DSN"),
+        ("WEBHOOKD_DSN", "WEBHOOKD_DATABASE_DSN"),
+        ("WEBHOOKD_DATABASE_URL", "WEBHOOKD_DATABASE_DSN"),
+        ("WEBHOOKD_TOKEM", "WEBHOOKD_TOKEN"),
+    ],
+)
+def test_unknown_variable_is_rejected_with_a_suggestion(variable: str, meant: str) -> None:
+    """Ignoring WEBHOOKD_DB_DSN would start an embedded database instead of using the one it names."""
+    assert refusal(None, {variable: "x"}) == f"unknown environment variable {variable}: did you mean {meant}?"
+
+
+def test_unknown_variable_without_a_close_match() -> None:
+    """The message explains how variables are named."""
+    message = refusal(None, {"WEBHOOKD_ZZZZZZZZ": "x"})
+    assert "did you mean" not in message
+    assert "WEBHOOKD_<SECTION>_<KEY>" in message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WEBHOOKD_SERVICE_HOST", "10.0.0.1"),
+        ("WEBHOOKD_SERVICE_PORT", "8470"),
+        ("WEBHOOKD_PORT", "tcp://10.0.0.1:8470"),
+        ("WEBHOOKD_API_SERVICE_HOST", "10.0.0.1"),
+        ("WEBHOOKD_API_SERVICE_PORT", "8470"),
+        ("WEBHOOKD_API_SERVICE_PORT_HTTP", "8470"),
+        ("WEBHOOKD_API_PORT", "tcp://10.0.0.1:8470"),
+        ("WEBHOOKD_API_PORT_8470_TCP", "tcp://10.0.0.1:8470"),
+        ("WEBHOOKD_API_PORT_8470_TCP_PROTO", "tcp"),
+        ("WEBHOOKD_API_PORT_8470_TCP_PORT", "8470"),
+        ("WEBHOOKD_API_PORT_8470_TCP_ADDR", "10.0.0.1"),
+    ],
+)
+def test_variables_that_kubernetes_injects_are_allowed(variable: str, value: str) -> None:
+    """Kubernetes sets these in every pod for each service, here `webhookd` and `webhookd-api`."""
+    assert load_settings(None, {variable: value}) == Settings()
+
+
+def test_port_number_in_a_kubernetes_like_variable_is_rejected() -> None:
+    """Kubernetes writes tcp://address:port there. A bare number is a user's guess at a setting."""
+    assert "unknown environment variable" in refusal(None, {"WEBHOOKD_API_PORT": "8080"})
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["WEBHOOKD_CONFIG", "WEBHOOKD_TOKEN", "WEBHOOKD_SECRET", "WEBHOOKD_JOB_ID", "WEBHOOKD_TEST_DSN"],
+)
+@pytest.mark.usefixtures("machine")
+def test_variables_of_commands_are_allowed(variable: str) -> None:
+    """The CLI reads some of them; `jobs work` sets others for the commands that it runs."""
+    assert load_settings(None, {variable: ""}) == Settings()
+
+
+@pytest.mark.parametrize("address", ["8470", "127.0.0.1", "::1:8470", "http://127.0.0.1:8470", ""])
+def test_malformed_address_is_explained_with_an_example(tmp_path: Path, address: str) -> None:
+    """An example helps, a regular expression does not; the file and the environment say the same."""
+    explained = "must be an address like 127.0.0.1:8470 or [::1]:8470"
+    path = write(tmp_path / "webhookd.toml", f'[api]\nlisten = "{address}"\n')
+    assert refusal(path) == f"{path}: api.listen {explained}"
+    assert refusal(None, {"WEBHOOKD_API_LISTEN": address}) == f"WEBHOOKD_API_LISTEN {explained}"
+
+
+def test_malformed_token_digest_is_explained(tmp_path: Path) -> None:
+    """The position in the list tells which token it is."""
+    token = '{ name = "ci", sha256 = "abc", scopes = ["read"] }'
+    path = write(tmp_path / "webhookd.toml", f"[api]\ntokens = [{token}]\n")
+    assert refusal(path) == f"{path}: api.tokens[0].sha256 must be a SHA-256 digest: 64 hexadecimal digits"
 
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("auto", "auto")])

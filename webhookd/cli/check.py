@@ -12,10 +12,9 @@ from typing import Literal, NamedTuple
 import click
 from rich.console import Console
 
-from webhookd.core.configuration import find_file, load_settings
+from webhookd.core.configuration import data_dir, find_file, load_settings
 from webhookd.core.dsn import shown
 from webhookd.core.errors import WebhookdError
-from webhookd.core.folders import data_dir
 from webhookd.core.settings import Settings
 from webhookd.daemon import config_warnings
 from webhookd.daemon.database import Database, opened
@@ -50,6 +49,7 @@ def command(config_path: Path | None, *, as_json: bool) -> None:
         settings = load_settings(path, os.environ)
         found.append(Finding("good", "configuration", _source(path)))
         found += [Finding("warning", "configuration", text) for text in config_warnings.file_warnings(path)]
+        found += [Finding("warning", "database", text) for text in config_warnings.settings_warnings(settings)]
         if settings.database.embedded and is_new(data_dir(settings)):
             version = wheel_installation(None).version
             text = f"embedded PostgreSQL {version}: `serve` will make it in {data_dir(settings)}"

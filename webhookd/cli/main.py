@@ -1,17 +1,19 @@
-"""`webhookd`: the commands, and what becomes of an error: one line on stderr, never a traceback.
+"""The `webhookd` command: finds the subcommand, and reports an error as one line on stderr without traceback.
 
-Exit codes: 0 done, 1 refused or failed, 2 usage, 69 service or database unavailable, 78 bad
-configuration, 130 Ctrl-C.
+Exit codes: 0 success, 1 rejected or failed, 2 usage error, 69 daemon or database unavailable, 78 bad
+configuration, 130 interrupted by Ctrl-C.
 """
 
+import difflib
 import importlib
 import sys
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from webhookd import __version__
-from webhookd.cli.options import INTERRUPTED
+from webhookd.cli.options import INTERRUPTED, example
 from webhookd.core.errors import Refused, WebhookdError
 
 # In the order of --help. Each module has its click command in `command`.
@@ -29,45 +31,101 @@ COMMANDS = {
     "dead-letters": "webhookd.deliveries.cli.dead_letters",
     "jobs": "webhookd.jobqueue.cli.jobs",
     "token": "webhookd.cli.token",
-    "completion": "webhookd.cli.completion",
 }
+SHELLS = ("bash", "zsh", "fish")
+# `resume` for `remove` (0.67) is not close enough, `status` for `stauts` (0.83) is.
+MIN_SIMILARITY = 0.75
 
 
 class Commands(click.Group):
-    """Imports a command when it is asked for: completing a word should not load a daemon."""
+    """Imports a subcommand only when it is used, so that completing a word does not load the daemon."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  the base's signature
-        return list(COMMANDS)
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *super().list_commands(ctx)]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            return super().get_command(ctx, cmd_name)
         command = importlib.import_module(COMMANDS[cmd_name]).command
-        return command if isinstance(command, click.Command) else None
+        if not isinstance(command, click.Command):
+            return None
+        _accept_config(command)
+        return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="webhookd")
-@click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), help="The configuration file to use."
+def _use_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        context.obj = path
+
+
+def _accept_config(command: click.Command) -> None:
+    """Add --config to a subcommand and to its own subcommands, so that it may also follow their names."""
+    if not any(parameter.name == "config_path" for parameter in command.params):
+        command.params.append(_config_option())
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _accept_config(inner)
+
+
+def _config_option() -> click.Option:
+    return click.Option(
+        ["--config", "config_path"],
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        callback=_use_config,
+        expose_value=False,
+        help="The configuration file to use (default: $WEBHOOKD_CONFIG).",
+    )
+
+
+@click.group(
+    cls=Commands, params=[_config_option()], context_settings={"help_option_names": ["-h", "--help"]}
 )
+@click.version_option(__version__, prog_name="webhookd")
+def commands() -> None:
+    """Accept events and deliver them as signed HTTPS webhooks, reliably, with only PostgreSQL."""
+
+
+@commands.command(
+    "completion",
+    epilog=example(
+        "webhookd completion bash >> ~/.bashrc",
+        "webhookd completion zsh >> ~/.zshrc",
+        "webhookd completion fish > ~/.config/fish/completions/webhookd.fish",
+    ),
+)
+@click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
-def commands(context: click.Context, config_path: Path | None) -> None:
-    """Takes events and delivers them as signed HTTPS webhooks, durably, with PostgreSQL alone."""
-    context.obj = config_path
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script that completes webhookd's commands in SHELL.
+
+    Add the script to your shell's startup file and open a new shell.
+    """
+    shell_completion = get_completion_class(shell)
+    if shell_completion is None:
+        raise click.UsageError(f"{shell} is not supported")
+    click.echo(shell_completion(context.find_root().command, {}, "webhookd", "_WEBHOOKD_COMPLETE").source())
 
 
-def _proposing_what_is_shown(error: click.NoSuchOption) -> click.NoSuchOption:
-    """Without hidden options, which are there to refuse what is given by them."""
-    parameters = error.ctx.command.get_params(error.ctx) if error.ctx else []
-    shown = {
-        name
-        for parameter in parameters
-        if isinstance(parameter, click.Option) and not parameter.hidden
-        for name in parameter.opts
-    }
-    close = [name for name in error.possibilities or () if name in shown]
-    return click.NoSuchOption(error.option_name, possibilities=close, ctx=error.ctx)
+def _with_suggestions(error: click.UsageError) -> click.UsageError:
+    """Suggest only close commands, and no hidden option: those exist to reject a secret as an argument."""
+    context = error.ctx
+    if context is None:
+        return error
+    if isinstance(error, click.NoSuchCommand) and isinstance(context.command, click.Group):
+        names = context.command.list_commands(context)
+        close = difflib.get_close_matches(error.command_name, names, n=1, cutoff=MIN_SIMILARITY)
+        return click.NoSuchCommand(error.command_name, possibilities=close, ctx=context)
+    if isinstance(error, click.NoSuchOption):
+        visible = {
+            name
+            for parameter in context.command.get_params(context)
+            if isinstance(parameter, click.Option) and not parameter.hidden
+            for name in parameter.opts
+        }
+        close = [name for name in error.possibilities or () if name in visible]
+        return click.NoSuchOption(error.option_name, possibilities=close, ctx=context)
+    return error
 
 
 def main() -> None:
@@ -77,19 +135,25 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
+    except click.UsageError as error:
+        message = _one_line(_with_suggestions(error).format_message())
+        hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
+        _exit(f"{message}{hint}", error.exit_code)
     except click.ClickException as error:
-        told = _proposing_what_is_shown(error) if isinstance(error, click.NoSuchOption) else error
-        context = told.ctx if isinstance(told, click.UsageError) else None
-        hint = f" (see `{context.command_path} --help`)" if context else ""
-        message = " ".join(told.format_message().split())  # click lists choices a line each
-        click.echo(f"webhookd: {message}{hint}", err=True)
-        sys.exit(error.exit_code)
+        _exit(_one_line(error.format_message()), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
-    except OSError as error:  # of standard output: a full disk. What else can fail has words of its own
-        click.echo(f"webhookd: {error.strerror or error}", err=True)
-        sys.exit(1)
+    except OSError as error:  # writing to stdout failed, for example because the disk is full
+        _exit(error.strerror or str(error), 1)
     except WebhookdError as error:
         hint = f" ({error.hint})" if isinstance(error, Refused) and error.hint else ""
-        click.echo(f"webhookd: {error}{hint}".replace("\n", " "), err=True)
-        sys.exit(error.exit_code)
+        _exit(f"{error}{hint}".replace("\n", " "), error.exit_code)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())  # click lists choices on a line each
+
+
+def _exit(message: str, code: int) -> None:
+    click.echo(f"webhookd: {message}", err=True)
+    sys.exit(code)

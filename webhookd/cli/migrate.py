@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from webhookd.core.configuration import load_settings
-from webhookd.core.folders import data_dir
+from webhookd.core.configuration import data_dir, load_settings
 from webhookd.daemon.database import opened
 from webhookd.db import migrations
 from webhookd.embedded.folder import is_new

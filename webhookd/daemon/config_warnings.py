@@ -9,8 +9,18 @@ import tomllib
 from pathlib import Path
 
 from webhookd.core.dsn import has_password
-from webhookd.core.settings import DatabaseSettings
+from webhookd.core.settings import DatabaseSettings, Settings
 from webhookd.db.server_facts import Facts
+
+
+def settings_warnings(settings: Settings) -> list[str]:
+    """Warn if a production instance would store its events in the embedded database by mistake."""
+    if not settings.database.embedded or settings.delivery.local:
+        return []
+    how = (
+        "set database.dsn or WEBHOOKD_DATABASE_DSN to use your own server, or `serve --local` for development"
+    )
+    return [f"using the embedded database, because no other is configured: {how}"]
 
 
 def file_warnings(path: Path | None) -> list[str]:

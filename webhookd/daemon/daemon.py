@@ -145,7 +145,11 @@ class Daemon:
                 "services.shutdown_grace_seconds is less than delivery.timeout_seconds: "
                 "a shutdown may cut off requests, which are then sent again"
             )
-        for warning in config_warnings.file_warnings(self._config_path):
+        warnings = (
+            *config_warnings.settings_warnings(settings),
+            *config_warnings.file_warnings(self._config_path),
+        )
+        for warning in warnings:
             log.warning(warning)
 
     def _make_services(self) -> list[Service]:

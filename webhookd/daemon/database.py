@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from webhookd.core.configuration import data_dir
 from webhookd.core.errors import SchemaProblem
-from webhookd.core.folders import data_dir
 from webhookd.core.settings import Settings
 from webhookd.db import migrations
 from webhookd.embedded.server import EmbeddedServer, running

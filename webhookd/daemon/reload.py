@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from webhookd.core.folders import data_dir
+from webhookd.core.configuration import data_dir
 from webhookd.core.settings import Settings
 from webhookd.local_ca import Authority
 from webhookd.outbound.addresses import AddressPolicy, IPAddress

@@ -12,9 +12,9 @@ import anyio
 import click
 import msgspec
 
+from webhookd.core.configuration import data_dir
 from webhookd.core.dsn import with_database
 from webhookd.core.errors import DatabaseUnavailable, SchemaProblem, WebhookdError
-from webhookd.core.folders import data_dir
 from webhookd.core.settings import Settings
 from webhookd.daemon.database import Database, opened
 from webhookd.db import migrations

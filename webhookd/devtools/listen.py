@@ -16,9 +16,8 @@ from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.files import read_bounded
 from webhookd.cli.options import INTERRUPTED, example, json_option
-from webhookd.core.configuration import load_settings
+from webhookd.core.configuration import data_dir, load_settings
 from webhookd.core.errors import CannotListen
-from webhookd.core.folders import data_dir
 from webhookd.core.limits import HIGHEST_PORT
 from webhookd.devtools import arrivals
 from webhookd.devtools.inbox import Arrival, Behaviour, Inbox

@@ -98,3 +98,51 @@ async def test_shells_complete_commands_options_and_values(lonely: Shell) -> Non
         )
         answered = {line.partition(",")[2] for line in (await asking.done()).out.splitlines()}
         assert words <= answered, typed
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (["stauts"], "Did you mean 'status'?"),
+        (["dead-leters"], "Did you mean 'dead-letters'?"),
+        (["subscriptions", "craete"], "Did you mean 'create'?"),
+        (["subscriptions", "remove"], None),
+        (["zzz"], None),
+    ],
+)
+async def test_unknown_command_suggests_only_a_close_one(
+    lonely: Shell, words: list[str], suggested: str | None
+) -> None:
+    """`resume` is the opposite of what `remove` asks for."""
+    ran = await lonely.run(*words)
+    assert ran.exit_code == 2
+    assert suggested in ran.error if suggested else "Did you mean" not in ran.error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--config", "{}", "status"],
+        ["status", "--config", "{}"],
+        ["deliveries", "--config", "{}", "list"],
+        ["deliveries", "list", "--config={}"],
+        ["check", "--config", "{}"],
+        ["jobs", "work", "--config", "{}", "--kind", "a", "--", "true", "--config", "elsewhere"],
+    ],
+    ids=" ".join,
+)
+async def test_config_is_accepted_before_and_after_the_subcommand(lonely: Shell, words: list[str]) -> None:
+    """The command reads the named file, and reports the mistake in it: exit 78."""
+    file = lonely.folder / "mine.toml"
+    file.write_text("[databse]\n")
+    ran = await lonely.having(WEBHOOKD_URL="").run(*(word.format(file) for word in words))
+    assert (ran.exit_code, f"{file}: unknown section [databse]" in ran.error) == (78, True), ran
+
+
+async def test_unknown_variable_is_rejected_where_settings_are_loaded(lonely: Shell) -> None:
+    """`serve` would otherwise start an embedded database; with --url a command loads no settings."""
+    cli = lonely.having(WEBHOOKD_DB_DSN="postgresql://db", WEBHOOKD_URL="")
+    for words in (["serve"], ["check"], ["migrate"], ["status"], ["listen"]):
+        ran = await cli.run(*words)
+        assert (ran.exit_code, "did you mean WEBHOOKD_DATABASE_DSN?" in ran.error) == (78, True), ran
+    assert (await cli.run("status", "--url", "http://127.0.0.1:1")).exit_code == 69
