@@ -1,4 +1,4 @@
-"""Options that several commands share, and the words that they take."""
+"""Options and argument types that several commands share, and the reading of files that arguments name."""
 
 import functools
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from webhookd.cli.text import escaped, parsed_time
 from webhookd.core.limits import MAX_ID, MAX_ID_DIGITS, MAX_PRIORITY, MIN_PRIORITY
 from webhookd.core.states import Executor
 
-# The exit code of a command that Ctrl-C ended, as shells expect it.
+# The exit code after Ctrl-C, as shells expect it.
 INTERRUPTED = 130
 DEFAULT_LIMIT = 50
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document per line.")
 
 
 priority_option = click.option(
@@ -24,12 +24,12 @@ priority_option = click.option(
     type=click.IntRange(MIN_PRIORITY, MAX_PRIORITY),
     default=0,
     show_default=True,
-    help="The highest is done first.",
+    help="Jobs with a higher priority run first.",
 )
 
 
 def executor_option(meaning: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """--executor, of those that there are."""
+    """Return the option --executor with this help text."""
     return click.option(
         "--executor",
         type=click.Choice([executor.value for executor in Executor]),
@@ -40,88 +40,91 @@ def executor_option(meaning: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 def some_text(text: str) -> str:
-    """Some text: without any the daemon would refuse it, in words for programs."""
+    """Reject an empty text here, because the daemon's message is written for programs."""
     if not text.strip():
-        raise click.BadParameter("it must not be empty")
+        raise click.BadParameter("must not be empty")
     return text
 
 
 def row_id(text: str) -> int:
-    """The id of a row."""
+    """Parse the id of a row."""
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS and 1 <= int(text) <= MAX_ID):
-        raise click.BadParameter(f"{escaped(text)} is no id")
+        raise click.BadParameter(f"{escaped(text)} is not an id")
     return int(text)
 
 
 def event_id(text: str) -> int:
-    """An event's id, also as receivers see it: evt_12."""
+    """Parse an event's id, also in the form that receivers see: evt_12."""
     return row_id(text.removeprefix("evt_"))
 
 
-def time_or_age(text: str) -> str:
-    """A time, or how long ago it was, as RFC 3339."""
-    try:
-        return parsed_time(text, datetime.now(UTC)).isoformat().replace("+00:00", "Z")
-    except (ValueError, OverflowError) as error:
-        raise click.BadParameter(
-            f"{escaped(text)} is no time such as 2026-01-31T08:00:00Z, and no age such as 2h"
-        ) from error
-
-
 def job_id(text: str) -> str:
-    """The id of a job."""
-    return _uuid(text, "a job")
+    """Parse a job's id."""
+    return _uuid(text, "a job id")
 
 
 def workflow_id(text: str) -> str:
-    """The id of a workflow."""
-    return _uuid(text, "a workflow")
+    """Parse a workflow's id."""
+    return _uuid(text, "a workflow id")
 
 
-def _uuid(text: str, of_what: str) -> str:
+def _uuid(text: str, what: str) -> str:
     try:
         return str(UUID(text))
     except ValueError as error:
-        raise click.BadParameter(f"{escaped(text)} is no id of {of_what}") from error
+        raise click.BadParameter(f"{escaped(text)} is not {what}") from error
+
+
+def time_or_age(text: str) -> str:
+    """Parse a time, or an age such as 2h, and return it as RFC 3339."""
+    try:
+        return _rfc3339(parsed_time(text, datetime.now(UTC)))
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(
+            f"{escaped(text)} is neither a time like 2026-01-31T08:00:00Z nor an age like 2h"
+        ) from error
 
 
 def time_or_delay(text: str) -> str:
-    """A time, or how long until then, as RFC 3339."""
+    """Parse a time, or a delay such as 2h, and return it as RFC 3339."""
     now = datetime.now(UTC)
     try:
         time = parsed_time(text, now)
-        time = time if ":" in text else now + (now - time)
-        return time.isoformat().replace("+00:00", "Z")
+        return _rfc3339(time if ":" in text else now + (now - time))
     except (ValueError, OverflowError) as error:
         raise click.BadParameter(
-            f"{escaped(text)} is no time such as 2026-01-31T08:00:00Z, and no delay such as 2h"
+            f"{escaped(text)} is neither a time like 2026-01-31T08:00:00Z nor a delay like 2h"
         ) from error
 
 
 def time_to_come(text: str) -> str:
-    """The same, but not now and not before."""
+    """Parse like time_or_delay, and reject a time in the past."""
     time = time_or_delay(text)
     if datetime.fromisoformat(time) <= datetime.now(UTC):
-        raise click.BadParameter(f"{escaped(text)} has passed")
+        raise click.BadParameter(f"{escaped(text)} is in the past")
     return time
 
 
+def _rfc3339(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")
+
+
 def example(*lines: str) -> str:
-    """An epilog that is not wrapped."""
-    return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])
+    """Return an epilog of examples that click does not wrap."""
+    return "\n".join(["\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)])
 
 
 def listing_options(command: Callable[..., None]) -> Callable[..., None]:
-    """How much of a list, and as what: --limit, --all, --json; `limit` is None for all."""
+    """Add --limit, --all and --json. With --all the command gets `limit=None`."""
 
     @click.option(
         "--limit",
         type=click.IntRange(min=1),
         default=DEFAULT_LIMIT,
         show_default=True,
-        help="Show at most so many, the newest first.",
+        help="Maximum number of rows to show, newest first.",
     )
-    @click.option("--all", "show_all", is_flag=True, help="Show all there are.")
+    @click.option("--all", "show_all", is_flag=True, help="Show all rows.")
     @json_option
     @functools.wraps(command)
     def wrapped(*arguments: Any, limit: int, show_all: bool, **others: Any) -> None:
@@ -131,5 +134,20 @@ def listing_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def one_more(limit: int | None) -> int | None:
-    """To see that there are more than are shown."""
+    """Return the limit for a request that also finds out whether there are more rows."""
     return None if limit is None else limit + 1
+
+
+def read_bounded(name: str, option: str, max_bytes: int) -> bytes:
+    """Read a file, or stdin for `-`. A file that is too large or cannot be read is a usage error.
+
+    Devices and FIFOs are read like files: a shell's `<(…)` is a FIFO, and /dev/zero ends at the maximum.
+    """
+    try:
+        with click.open_file(name, "rb") as stream:
+            data: bytes = stream.read(max_bytes + 1)
+    except OSError as error:
+        raise click.UsageError(f"{option}: {name} cannot be read: {error.strerror}") from error
+    if len(data) > max_bytes:
+        raise click.UsageError(f"{option}: {name} is larger than {max_bytes} bytes")
+    return data

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from webhookd.cli.answers import Answer
+from webhookd.cli.client import Answer
 from webhookd.cli.text import absolute, escaped, relative
 
 Cell: TypeAlias = str | Text

@@ -14,8 +14,7 @@ import click
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.files import read_bounded
-from webhookd.cli.options import INTERRUPTED, example, json_option
+from webhookd.cli.options import INTERRUPTED, example, json_option, read_bounded
 from webhookd.core.configuration import data_dir, load_settings
 from webhookd.core.errors import CannotListen
 from webhookd.core.limits import HIGHEST_PORT

@@ -31,9 +31,9 @@ async def test_a_token_is_made_and_lets_in(make_daemon: MakeDaemon, lonely: Shel
     forbidden = await cli.run("status", "--token-file", "token")
     assert (forbidden.exit_code, "scope read (forbidden)" in forbidden.error) == (1, True)
     without = await cli.run("status")
-    assert (without.exit_code, "none is set: WEBHOOKD_TOKEN" in without.error) == (1, True)
+    assert (without.exit_code, "requires a token: set WEBHOOKD_TOKEN" in without.error) == (1, True)
     wrong = await cli.having(WEBHOOKD_TOKEN=f"{token}x").run("status")
-    assert (wrong.exit_code, "does not know this token" in wrong.error) == (1, True)
+    assert (wrong.exit_code, "does not accept this token" in wrong.error) == (1, True)
     assert token not in wrong.err
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from webhookd.cli.files import read_bounded
+from webhookd.cli.options import read_bounded
 from webhookd.cli.text import escaped
 
 MAX_FILE_BYTES = 65_536

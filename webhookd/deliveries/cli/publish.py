@@ -5,8 +5,7 @@ import msgspec
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.files import read_bounded
-from webhookd.cli.options import example, json_option
+from webhookd.cli.options import example, json_option, read_bounded
 from webhookd.deliveries.cli.batch import publish_batch
 
 # The database's own bound; a daemon's, api.max_payload_bytes, is at most this.

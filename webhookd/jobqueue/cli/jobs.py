@@ -11,7 +11,6 @@ from rich.console import RenderableType
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.files import read_bounded
 from webhookd.cli.options import (
     event_id,
     example,
@@ -21,6 +20,7 @@ from webhookd.cli.options import (
     listing_options,
     one_more,
     priority_option,
+    read_bounded,
     some_text,
     time_or_delay,
     time_to_come,

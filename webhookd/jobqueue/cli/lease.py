@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
-from webhookd.cli.answers import Answer
+from webhookd.cli.client import Answer
 from webhookd.core.errors import RequestRefused, ServiceUnavailable
 
-# Asks the daemon, in a thread: a path and a body.
+# Posts a body to a path of the daemon.
 Ask: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[Answer]]
 
 # A lease is renewed when a third of it is over: two may be lost.

@@ -8,8 +8,7 @@ import msgspec
 from rich.console import RenderableType
 
 from webhookd.cli import output
-from webhookd.cli.answers import Answer
-from webhookd.cli.client import Client, asks_daemon
+from webhookd.cli.client import Answer, Client, asks_daemon
 from webhookd.cli.options import example, executor_option, json_option, priority_option, some_text
 from webhookd.cli.text import count, duration, escaped
 from webhookd.core.limits import MAX_ATTEMPTS, MAX_JOB_DELAY_SECONDS, MAX_LEASE_RECOVERIES

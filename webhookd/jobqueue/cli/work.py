@@ -6,15 +6,13 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import click
 
-from webhookd.cli.answers import Answer
-from webhookd.cli.client import ANSWER_TIMEOUT_SECONDS, Client, asks_daemon, unexpected
+from webhookd.cli.client import ANSWER_TIMEOUT_SECONDS, Answer, Client, asks_daemon, unexpected
 from webhookd.cli.options import INTERRUPTED, example, executor_option, some_text
 from webhookd.cli.text import escaped
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
@@ -123,8 +121,6 @@ class Worker:
     def __init__(self, client: Client, asked: Asked) -> None:
         self._client = client
         self._asked = asked
-        # A question for a job, or a renewal and a report, of each place.
-        self._threads = ThreadPoolExecutor(2 * asked.concurrency)
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
         self._commands: set[RunningCommand] = set()
@@ -141,8 +137,6 @@ class Worker:
             loop.add_signal_handler(order, self._stop)
         places = [self._place() for _ in range(self._asked.concurrency)]
         ended = await asyncio.gather(*places, return_exceptions=True)
-        # Not waited for here, where signals are heard: a renewal that was given up may still have no answer.
-        self._threads.shutdown(wait=False)
         for error in filter(None, ended):
             raise error
         if self._killing.is_set():
@@ -165,12 +159,7 @@ class Worker:
                 "waiting for {} jobs to end; once more stops them",
             )
         self._interrupted = True
-        self._take_no_more()
-
-    def _take_no_more(self) -> None:
         self._stopping.set()
-        # Who waits for a job is told that none is wanted, and the daemon gives none to who is gone.
-        self._client.abandon()
 
     def _leave(self) -> None:
         """At once, and no command stays."""
@@ -188,19 +177,19 @@ class Worker:
                 self._tell(str(error))
             self._failed = True
         finally:
-            self._take_no_more()
+            self._stopping.set()
 
     async def _work(self) -> None:
         delays = Delays()
         while not self._stopping.is_set():
             try:
-                claimed = await self._in_thread(self._claim)
+                claimed = await self._claim_unless_stopping()
             except (ServiceUnavailable, RequestRefused) as error:
                 await self._no_answer(error, delays)
                 continue
             self._answered()
             delays = Delays()
-            if not claimed.body:
+            if claimed is None or not claimed.body:
                 continue
             lease = self._lease(claimed)
             self._began = True
@@ -281,7 +270,19 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
 
-    def _claim(self) -> Answer:
+    async def _claim_unless_stopping(self) -> Answer | None:
+        """Claim a job. When the worker stops, close the connection: the daemon then assigns no job to it."""
+        claiming = asyncio.create_task(self._claim())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not claiming.done():
+            claiming.cancel()
+            await asyncio.wait([claiming])
+            return None
+        return claiming.result()
+
+    async def _claim(self) -> Answer:
         # Not a long one after a silence: that it is over should be said when it is.
         wait_seconds = 0.0 if self._is_away else WAIT_SECONDS
         body = {
@@ -291,13 +292,11 @@ class Worker:
             "lease_seconds": self._asked.lease_seconds,
             "wait_seconds": wait_seconds,
         }
-        return self._client.wait("/v1/jobs/claim", body, wait_seconds + ANSWER_TIMEOUT_SECONDS)
+        timeout_seconds = wait_seconds + ANSWER_TIMEOUT_SECONDS
+        return await self._client.request("POST", "/v1/jobs/claim", body, timeout_seconds)
 
     async def _ask(self, path: str, body: Mapping[str, object]) -> Answer:
-        return await self._in_thread(lambda: self._client.post(path, body))
-
-    async def _in_thread(self, call: Callable[[], Answer]) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        return await self._client.request("POST", path, body)
 
     def _say(self, lease: Lease, what: str) -> None:
         self._tell(f"job {lease.job_id}, attempt {lease.attempt}: {what}")
