@@ -1,4 +1,4 @@
-"""`python -m webhookd` is `webhookd`."""
+"""Runs `webhookd` as `python -m webhookd`."""
 
 from webhookd.cli.main import main
 

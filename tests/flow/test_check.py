@@ -1,4 +1,4 @@
-"""`webhookd check`: what `serve` would say, said beforehand; and the same warnings from `serve`."""
+"""`webhookd check` reports what `serve` would report, and both print the same warnings."""
 
 import json
 import os
@@ -15,33 +15,33 @@ from tests.support.postgres import free_port, readdress
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Give the command line, in a folder without configuration."""
+    """The command line, in a folder without configuration."""
     return Command(tmp_path)
 
 
 def password_of(dsn: str) -> str:
-    """What must not be shown."""
+    """The password, which must not be printed."""
     password = urlsplit(dsn).password
     assert password
     return password
 
 
-async def test_all_is_well(command: Command, database: Database) -> None:
-    """Where the configuration is from, which server, schema and login: exit 0, and no password."""
+async def test_everything_is_good(command: Command, database: Database) -> None:
+    """It prints the source of the configuration, the server, schema and login, but no password; exit 0."""
     dsn = database.dsn("daemon")
     ended = await command.run("check", dsn=dsn)
     assert (ended.code, ended.err) == (0, [])
     lines = [line for line in ended.out if line.startswith("✓ ")]
     subjects = [line.split()[1] for line in lines]
     assert subjects == ["configuration", "database", "schema", "login"]
-    assert "WEBHOOKD_DATABASE_DSN of the environment" in lines[0]
+    assert "WEBHOOKD_DATABASE_DSN from the environment" in lines[0]
     assert f"PostgreSQL {database.server.major}." in lines[1]
     assert database.login_name("daemon") in lines[3]
     assert password_of(dsn) not in "".join(ended.out)
 
 
-async def test_the_same_for_a_program(command: Command, database: Database) -> None:
-    """--json is one document, with all that the lines say."""
+async def test_json_output(command: Command, database: Database) -> None:
+    """--json prints one document with the same findings."""
     ended = await command.run("check", "--json", dsn=database.dsn("daemon"))
     [line] = ended.out
     told = json.loads(line)
@@ -51,8 +51,8 @@ async def test_the_same_for_a_program(command: Command, database: Database) -> N
     }
 
 
-async def test_an_empty_database(command: Command, empty_database: Database) -> None:
-    """Exit 1 with the command to run; a warning only where `serve` would migrate it."""
+async def test_empty_database(command: Command, empty_database: Database) -> None:
+    """Exit 1 with the command to run, or a warning if `serve` would migrate it; nothing is created."""
     dsn = empty_database.dsn("migrator")
     ended = await command.run("check", dsn=dsn)
     assert ended.code == 1
@@ -64,8 +64,8 @@ async def test_an_empty_database(command: Command, empty_database: Database) -> 
     assert await connection.fetchval("select to_regnamespace('webhookd')") is None
 
 
-async def test_a_login_that_lacks_rights(command: Command, database: Database) -> None:
-    """One that may read everything and change nothing: exit 1, and what to grant."""
+async def test_login_without_privileges(command: Command, database: Database) -> None:
+    """A login that may only read: exit 1, with the role to grant."""
     ended = await command.run("check", dsn=database.dsn("reader"))
     assert ended.code == 1
     told = "".join(ended.out + ended.err)
@@ -73,8 +73,8 @@ async def test_a_login_that_lacks_rights(command: Command, database: Database) -
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-async def test_no_database(command: Command, as_json: bool) -> None:
-    """Exit 69 and one line, after what was found before."""
+async def test_unreachable_database(command: Command, as_json: bool) -> None:
+    """Exit 69 and one line, after the findings so far."""
     dsn = f"postgresql://a:hunter2@127.0.0.1:{free_port()}/b"
     ended = await command.run("check", *(["--json"] if as_json else []), dsn=dsn)
     assert ended.code == 69
@@ -88,14 +88,14 @@ async def test_no_database(command: Command, as_json: bool) -> None:
         assert ended.out[0].startswith("✓ configuration")
 
 
-async def test_a_wrong_password(command: Command, database: Database) -> None:
-    """Exit 69, as `serve` ends."""
+async def test_wrong_password(command: Command, database: Database) -> None:
+    """Exit 69, like `serve`."""
     dsn = readdress(database.dsn("daemon"), database.name, database.login_name("daemon"), "hunter2")
     assert "refused this login" in (await command.run("check", dsn=dsn)).err[0]
 
 
-async def test_a_bad_configuration(command: Command) -> None:
-    """Exit 78; also for a database on another machine that is asked without TLS, unless that is meant."""
+async def test_invalid_configuration(command: Command) -> None:
+    """Exit 78, also for a remote database without TLS, unless that is allowed explicitly."""
     assert "WEBHOOKD_RETRY_MAX_ATTEMPTS" in await command.refused(
         78, "check", WEBHOOKD_RETRY_MAX_ATTEMPTS="many"
     )
@@ -104,11 +104,11 @@ async def test_a_bad_configuration(command: Command) -> None:
     assert "sslmode=disable to db.invalid" in line
     assert "hunter2" not in line
     meant = await command.run("check", dsn=open_dsn, WEBHOOKD_DATABASE_ALLOW_UNENCRYPTED="true")
-    assert meant.code == 69  # there is no such machine
+    assert meant.code == 69  # the host does not exist
 
 
-async def test_nothing_is_made(command: Command) -> None:
-    """Without a DSN, before the first start: told what `serve` would do, and not done."""
+async def test_check_creates_no_embedded_database(command: Command) -> None:
+    """Without a DSN it says what `serve` would create, and warns that no database is configured."""
     data_dir = command.folder / "data"
     ended = await command.run("check", WEBHOOKD_DATABASE_DATA_DIR=str(data_dir))
     assert ended.code == 0
@@ -118,10 +118,10 @@ async def test_nothing_is_made(command: Command) -> None:
     assert not data_dir.exists()
 
 
-async def test_what_is_probably_not_meant(
+async def test_check_and_serve_print_the_same_warnings(
     command: Command, database: Database, make_daemon: MakeDaemon
 ) -> None:
-    """More connections than there are, a file that all may read: `check` warns, and so does `serve`."""
+    """Too many connections, a configuration file that every user may read or change."""
     daemon = make_daemon(database={"pool_size": 1000})
     daemon.config_path.chmod(0o666)
     warned = [

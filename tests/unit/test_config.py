@@ -1,4 +1,4 @@
-"""Tests of the configuration: where it is looked for, what wins, and what is said about a mistake in it."""
+"""The configuration: where it is searched, what takes precedence, and how mistakes are reported."""
 
 import tomllib
 from pathlib import Path
@@ -16,24 +16,24 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write(path: Path, text: str | bytes) -> Path:
-    """Make a configuration file, byte for byte."""
+    """Create a configuration file, byte for byte."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
 
 
 def naming(path: Path) -> Path:
-    """Make a configuration file whose setting says where it stands."""
+    """Create a configuration file with a setting that names its folder."""
     return write(path, f'[database]\ndsn = "{path.parent.name}"\n')
 
 
 def folder_of(named: str) -> Path:
-    """The data folder that a setting means."""
+    """The data folder for a value of database.data_dir."""
     return data_dir(Settings(database=DatabaseSettings(data_dir=named)))
 
 
 def refusal(path: Path | None, environment: dict[str, str] | None = None) -> str:
-    """What is said about a configuration that cannot be used."""
+    """The error message for an invalid configuration: one line."""
     with pytest.raises(ConfigurationError) as caught:
         load_settings(path, environment or {})
     message = str(caught.value)
@@ -43,19 +43,19 @@ def refusal(path: Path | None, environment: dict[str, str] | None = None) -> str
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stand in the folder `here` of a machine whose /etc is the folder `etc`, without any file yet."""
+    """Change to the folder `here`, and use the folder `etc` as /etc. Neither has a file yet."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(load, "_SEARCHED", (load._SEARCHED[0], tmp_path / "etc" / "webhookd.toml"))
     return tmp_path
 
 
-def test_searched_places_are_the_contract() -> None:
-    """Without a name, a file is looked for here first, then in /etc/webhookd."""
+def test_files_are_searched_here_and_in_etc() -> None:
+    """DESIGN fixes these places and their order."""
     assert [str(path) for path in load._SEARCHED] == ["webhookd.toml", "/etc/webhookd/webhookd.toml"]
 
 
-def test_the_first_place_that_has_a_file_wins(machine: Path) -> None:
+def test_first_file_found_is_used(machine: Path) -> None:
     """--config comes before $WEBHOOKD_CONFIG, that before ./webhookd.toml, that before /etc."""
     assert load_settings(None, {}) == Settings()
     naming(machine / "etc" / "webhookd.toml")
@@ -67,28 +67,28 @@ def test_the_first_place_that_has_a_file_wins(machine: Path) -> None:
     assert load_settings(naming(machine / "named" / "any.toml"), environment).database.dsn == "named"
 
 
-def test_an_empty_variable_names_no_file(machine: Path) -> None:
-    """WEBHOOKD_CONFIG set to nothing is as if it were not set."""
+def test_empty_config_variable_is_ignored(machine: Path) -> None:
+    """WEBHOOKD_CONFIG set to an empty string counts as unset."""
     naming(machine / "here" / "webhookd.toml")
     assert load_settings(None, {"WEBHOOKD_CONFIG": ""}).database.dsn == "here"
 
 
 @pytest.mark.usefixtures("machine")
-def test_no_file_is_fine() -> None:
-    """Without any file the environment alone configures, over the defaults."""
+def test_file_is_optional() -> None:
+    """Without a file, the environment overrides the defaults."""
     settings = load_settings(None, {"WEBHOOKD_DATABASE_DSN": "postgresql://db"})
     assert settings == Settings(database=DatabaseSettings(dsn="postgresql://db"))
 
 
-def test_a_folder_where_a_file_is_looked_for_is_passed_over(machine: Path) -> None:
-    """Only a file is found by searching."""
+def test_folder_in_place_of_a_file_is_skipped(machine: Path) -> None:
+    """The search only finds files."""
     (machine / "here" / "webhookd.toml").mkdir()
     naming(machine / "etc" / "webhookd.toml")
     assert load_settings(None, {}).database.dsn == "etc"
 
 
-def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
-    """WEBHOOKD_<SECTION>_<KEY> replaces what the file says, also with nothing."""
+def test_environment_overrides_the_file(tmp_path: Path) -> None:
+    """WEBHOOKD_<SECTION>_<KEY> replaces the value in the file, also with an empty one."""
     path = write(tmp_path / "webhookd.toml", '[database]\ndsn = "postgresql://file"\n')
     assert load_settings(path, {}).database.dsn == "postgresql://file"
     environment = {"WEBHOOKD_DATABASE_DSN": "postgresql://environment"}
@@ -96,14 +96,14 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     assert load_settings(path, {"WEBHOOKD_DATABASE_DSN": ""}).database.dsn == ""
 
 
-def test_a_good_environment_does_not_excuse_a_bad_file(tmp_path: Path) -> None:
-    """A mistake in the file is told even where the environment would win."""
+def test_mistake_in_an_overridden_file_is_reported(tmp_path: Path) -> None:
+    """The file must be valid even where the environment overrides it."""
     path = write(tmp_path / "webhookd.toml", '[database]\nnds = "x"\n')
     assert "unknown key database.nds" in refusal(path, {"WEBHOOKD_DATABASE_DSN": "postgresql://db"})
 
 
-def test_the_numbers_of_jobs_are_the_databases_unless_given() -> None:
-    """What is not said is not written there; what is, is; and both delays must fit each other."""
+def test_job_settings_default_to_the_database() -> None:
+    """Only given values are written to the database; both delays must be consistent."""
     assert Settings().jobs.given == {}
     given = {"WEBHOOKD_JOBS_MAX_ATTEMPTS": "7", "WEBHOOKD_JOBS_JITTER": "0.5"}
     settings = load_settings(None, given | {"WEBHOOKD_JOBS_BASE_DELAY_SECONDS": "database"})
@@ -113,27 +113,27 @@ def test_the_numbers_of_jobs_are_the_databases_unless_given() -> None:
     assert "jobs.max_delay_seconds" in refusal(None, delays)
 
 
-def test_an_unknown_section_is_refused_with_the_likely_one(tmp_path: Path) -> None:
-    """A misspelt section is named with its file and the section that was probably meant."""
+def test_unknown_section_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
+    """The message names the file and the closest section."""
     path = write(tmp_path / "webhookd.toml", '[databse]\ndsn = "x"\n')
     assert refusal(path) == f"{path}: unknown section [databse]: did you mean database?"
 
 
-def test_an_unknown_key_is_refused_with_the_likely_one(tmp_path: Path) -> None:
-    """A misspelt key is named with its file, its section and the key that was probably meant."""
+def test_unknown_key_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
+    """The message names the file, the section and the closest key."""
     path = write(tmp_path / "webhookd.toml", '[database]\ndns = "x"\n')
     assert refusal(path) == f"{path}: unknown key database.dns: did you mean dsn?"
 
 
-def test_a_name_like_no_other_gets_no_guess(tmp_path: Path) -> None:
-    """Nothing is suggested where nothing is close."""
+def test_no_suggestion_without_a_close_name(tmp_path: Path) -> None:
+    """A far-fetched suggestion would mislead."""
     assert "did you mean" not in refusal(write(tmp_path / "a.toml", "[zzzzzzzz]\n"))
     assert "did you mean" not in refusal(write(tmp_path / "b.toml", "[database]\nzzzzzzzz = 1\n"))
 
 
 @pytest.mark.parametrize("value", ["5", "true", '["x"]', "2026-01-01", '{ name = "x" }'])
-def test_a_wrong_type_is_refused_with_its_key(tmp_path: Path, value: str) -> None:
-    """A value of another type is told with file, key and what was expected."""
+def test_wrong_type_is_rejected(tmp_path: Path, value: str) -> None:
+    """The message names the file, the key and the expected type."""
     path = write(tmp_path / "webhookd.toml", f"[database]\ndsn = {value}\n")
     message = refusal(path)
     assert str(path) in message
@@ -142,8 +142,8 @@ def test_a_wrong_type_is_refused_with_its_key(tmp_path: Path, value: str) -> Non
 
 
 @pytest.mark.parametrize("text", ["database = 5\n", "[[database]]\n"])
-def test_a_section_must_be_a_table(tmp_path: Path, text: str) -> None:
-    """A section's name used for something else is refused, even if the environment sets one of its keys."""
+def test_section_must_be_a_table(tmp_path: Path, text: str) -> None:
+    """Anything else is rejected, even if the environment sets a key of the section."""
     path = write(tmp_path / "webhookd.toml", text)
     message = refusal(path, {"WEBHOOKD_DATABASE_DSN": "postgresql://db"})
     assert message == f"{path}: [database] must be a table"
@@ -158,8 +158,8 @@ def test_a_section_must_be_a_table(tmp_path: Path, text: str) -> None:
         ("[database]\ndsn = 'a'\ndsn = 'b'\n", 3),
     ],
 )
-def test_what_is_not_toml_is_refused_with_its_line(tmp_path: Path, text: str, line: int) -> None:
-    """A mistake of form is told with the file and the line it is on."""
+def test_invalid_toml_is_rejected(tmp_path: Path, text: str, line: int) -> None:
+    """The message names the file and the line."""
     path = write(tmp_path / "webhookd.toml", text)
     message = refusal(path)
     assert message.startswith(f"{path} is not TOML: ")
@@ -171,37 +171,37 @@ def test_what_is_not_toml_is_refused_with_its_line(tmp_path: Path, text: str, li
     ["[database]\ndsn = " + "[" * 10_000, "[database]\ndsn = 1" + "0" * 5_000],
     ids=["deeply nested", "huge number"],
 )
-def test_what_the_parser_cannot_bear_is_refused_too(tmp_path: Path, text: str) -> None:
-    """A file on which Python's parser itself gives up is a refused file, not a traceback."""
+def test_file_that_crashes_the_parser_is_rejected(tmp_path: Path, text: str) -> None:
+    """An error inside Python's parser is reported like any other mistake, without traceback."""
     path = write(tmp_path / "webhookd.toml", text)
     assert str(path) in refusal(path)
 
 
-def test_a_byte_order_mark_is_refused_with_its_line(tmp_path: Path) -> None:
-    """A file that some editor began with a BOM is refused where the BOM is."""
+def test_byte_order_mark_is_rejected(tmp_path: Path) -> None:
+    """Some editors write one; the message names the file and the line."""
     path = write(tmp_path / "webhookd.toml", b'\xef\xbb\xbf[database]\ndsn = "x"\n')
     message = refusal(path)
     assert str(path) in message
     assert "line 1," in message
 
 
-def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
-    """CR LF ends a line, and is no part of a value."""
+def test_windows_line_ends_are_accepted(tmp_path: Path) -> None:
+    """CR LF ends a line and is not part of a value."""
     path = write(tmp_path / "webhookd.toml", b'[database]\r\ndsn = "x"\r\n')
     assert load_settings(path, {}).database.dsn == "x"
 
 
 @pytest.mark.parametrize("text", [b'[database]\ndsn = "\xff"\n', '[database]\ndsn = "x"\n'.encode("utf-16")])
-def test_what_is_not_utf_8_is_refused(tmp_path: Path, text: bytes) -> None:
-    """Another encoding is refused with the file's name, not guessed at."""
+def test_other_encodings_are_rejected(tmp_path: Path, text: bytes) -> None:
+    """The encoding is not guessed; the message names the file."""
     path = write(tmp_path / "webhookd.toml", text)
     message = refusal(path)
     assert str(path) in message
     assert "utf-8" in message
 
 
-def test_a_named_file_must_be_there(machine: Path) -> None:
-    """A file that was named and is missing is an error, even if another could be found."""
+def test_named_file_must_exist(machine: Path) -> None:
+    """A missing named file is an error, even if the search would find another file."""
     naming(machine / "here" / "webhookd.toml")
     missing = machine / "missing.toml"
     expected = f"{missing} cannot be read: No such file or directory"
@@ -209,13 +209,13 @@ def test_a_named_file_must_be_there(machine: Path) -> None:
     assert refusal(None, {"WEBHOOKD_CONFIG": str(missing)}) == expected
 
 
-def test_a_named_folder_is_refused(tmp_path: Path) -> None:
-    """A folder where a file was named is an error that says so."""
+def test_named_folder_is_rejected(tmp_path: Path) -> None:
+    """The message says that it is a folder."""
     assert refusal(tmp_path) == f"{tmp_path} cannot be read: Is a directory"
 
 
-def test_the_repositorys_file_shows_every_key_with_its_default() -> None:
-    """webhookd.toml names each setting there is, and changes none."""
+def test_example_file_shows_every_key_with_its_default() -> None:
+    """webhookd.toml in the repository is the reference of all settings."""
     shown = tomllib.loads((ROOT / "webhookd.toml").read_text("utf-8"))
     known = {
         (section.name, key.name)
@@ -302,7 +302,7 @@ def test_malformed_token_digest_is_explained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("auto", "auto")])
 def test_auto_migrate_from_the_environment(text: str, value: object) -> None:
-    """Text becomes the value that the file would have; a word that is none of the three is refused."""
+    """The text is converted to the file's value; other words are rejected."""
     settings = load_settings(None, {"WEBHOOKD_DATABASE_AUTO_MIGRATE": text})
     assert settings.database.auto_migrate is value
     assert "WEBHOOKD_DATABASE_AUTO_MIGRATE" in refusal(None, {"WEBHOOKD_DATABASE_AUTO_MIGRATE": "maybe"})
@@ -317,34 +317,34 @@ def test_auto_migrate_from_the_environment(text: str, value: object) -> None:
         ("postgresql://db", True, True),
     ],
 )
-def test_only_the_embedded_server_is_migrated_unasked(
+def test_only_the_embedded_server_is_migrated_by_default(
     dsn: str, auto_migrate: bool | Literal["auto"], may: bool
 ) -> None:
-    """What is said wins; unsaid, it depends on whose server it is."""
+    """An explicit auto_migrate takes precedence."""
     assert DatabaseSettings(dsn=dsn, auto_migrate=auto_migrate).may_migrate is may
 
 
-def test_the_data_folder_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Absolute wherever it was named from, and with the home of the user for ~."""
+def test_named_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The path becomes absolute, and ~ is the user's home."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     assert folder_of("data") == tmp_path / "data"
-    assert folder_of("~/data") == Path("/home/somebody/data")
+    assert folder_of("~/data") == Path("/home/user/data")
 
 
-@pytest.mark.parametrize("named", ["~nobody-of-this-name/data", "a\0b"])
-def test_a_data_folder_that_cannot_be(named: str) -> None:
-    """Told with its key."""
+@pytest.mark.parametrize("named", ["~no-such-user/data", "a\0b"])
+def test_invalid_data_folder(named: str) -> None:
+    """The message names the key."""
     with pytest.raises(ConfigurationError, match=r"^database\.data_dir cannot be used: "):
         folder_of(named)
 
 
-def test_the_default_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's own; root's is where the account that runs PostgreSQL can go."""
+def test_default_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the user's home; for root it is a folder that the PostgreSQL account can enter."""
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setenv("XDG_DATA_HOME", "/home/somebody/.local/share")
-    assert folder_of("") == Path("/home/somebody/.local/share/webhookd")
+    monkeypatch.setenv("XDG_DATA_HOME", "/home/user/.local/share")
+    assert folder_of("") == Path("/home/user/.local/share/webhookd")
     monkeypatch.setattr("os.geteuid", lambda: 0)
     assert folder_of("") == Path("/var/lib/webhookd")
 
@@ -362,8 +362,8 @@ def test_the_default_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         "api.max_payload_bytes",
     ],
 )
-def test_f3_a_number_out_of_its_range_is_refused(tmp_path: Path, key: str, value: str) -> None:
-    """Negative, nothing, without end or beyond reason: the key and what it may be, in a line."""
+def test_f3_number_out_of_range_is_rejected(tmp_path: Path, key: str, value: str) -> None:
+    """The message names the key and the allowed range."""
     section, name = key.split(".")
     said = refusal(write(tmp_path / "webhookd.toml", f"[{section}]\n{name} = {value}\n"))
     assert key in said

@@ -1,8 +1,8 @@
-"""Tests of what a DSN says of itself: other machines without TLS, a password, and what may be shown."""
+"""Reading a DSN: other machines without TLS, a password, and a form that is safe to print."""
 
 import pytest
 
-from webhookd.core.dsn import has_password, shown, unencrypted_hosts, with_database
+from webhookd.core.dsn import has_password, unencrypted_hosts, with_database, without_password
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ from webhookd.core.dsn import has_password, shown, unencrypted_hosts, with_datab
         ("", []),
     ],
 )
-def test_other_machines_without_tls(dsn: str, hosts: list[str]) -> None:
-    """Each that is named so, wherever it stands; this machine and sockets are none."""
+def test_unencrypted_hosts(dsn: str, hosts: list[str]) -> None:
+    """Every host that the DSN names counts, except this machine and sockets."""
     assert unencrypted_hosts(dsn) == hosts
 
 
@@ -40,8 +40,8 @@ def test_other_machines_without_tls(dsn: str, hosts: list[str]) -> None:
         ("", False),
     ],
 )
-def test_a_password(dsn: str, has: bool) -> None:
-    """In front of the host, or asked for; a port is none."""
+def test_password_is_found(dsn: str, has: bool) -> None:
+    """Before the host or in the query; a port is not a password."""
     assert has_password(dsn) is has
 
 
@@ -53,13 +53,13 @@ def test_a_password(dsn: str, has: bool) -> None:
         ("postgres:///app?host=/run/pg", "postgres:///other?host=/run/pg"),
     ],
 )
-def test_another_database(dsn: str, other: str) -> None:
-    """All else stays, also where there is no host, or no database."""
+def test_database_is_replaced(dsn: str, other: str) -> None:
+    """Everything else stays the same, also without a host or without a database."""
     assert with_database(dsn, "other") == other
 
 
 @pytest.mark.parametrize(
-    ("dsn", "told"),
+    ("dsn", "shown"),
     [
         ("postgresql://u%40x:hunter2@db:5432/app", "db:5432 as u@x"),
         ("postgresql://u:hunter%402@a,b/app?password=hunter2", "a,b as u"),
@@ -67,6 +67,6 @@ def test_another_database(dsn: str, other: str) -> None:
         ("postgresql:///app", "this machine"),
     ],
 )
-def test_what_may_be_shown(dsn: str, told: str) -> None:
-    """Where it leads and as whom, and no more."""
-    assert shown(dsn) == told
+def test_password_is_not_shown(dsn: str, shown: str) -> None:
+    """Only the hosts and the user are shown."""
+    assert without_password(dsn) == shown

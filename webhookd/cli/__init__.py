@@ -1,1 +1,1 @@
-"""The command line: reads arguments, calls the layers below, prints."""
+"""The command line: parses arguments, calls the daemon's API or the layers below, and prints results."""

@@ -1,4 +1,4 @@
-"""`webhookd check`: would `serve` serve? Reads the configuration, asks the database, changes nothing."""
+"""`webhookd check`: checks the configuration and the database for `serve`, without changing anything."""
 
 import asyncio
 import json
@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import click
 from rich.console import Console
 
-from webhookd.core.configuration import data_dir, find_file, load_settings
-from webhookd.core.dsn import shown
+from webhookd.core.configuration import data_dir, find_file, load_settings, setting_variables
+from webhookd.core.dsn import without_password
 from webhookd.core.errors import WebhookdError
 from webhookd.core.settings import Settings
 from webhookd.daemon import config_warnings
@@ -28,7 +28,7 @@ MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗",
 
 
 class Finding(NamedTuple):
-    """One line of the answer."""
+    """One line of the report."""
 
     state: State
     subject: str
@@ -39,12 +39,12 @@ class Finding(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
 def command(config_path: Path | None, *, as_json: bool) -> None:
-    """See whether the configuration and the database are as `serve` needs them.
+    """Check whether `serve` can run with this configuration and database. Changes nothing.
 
-    Changes nothing. Exit 0 with warnings too; else as `serve` would end.
+    Exit code 0: `serve` can run, perhaps with warnings. Otherwise: the exit code that `serve` would have.
     """
     found: list[Finding] = []
-    with _shown(found, as_json=as_json):
+    with _reported(found, as_json=as_json):
         path = find_file(config_path, os.environ)
         settings = load_settings(path, os.environ)
         found.append(Finding("good", "configuration", _source(path)))
@@ -52,23 +52,21 @@ def command(config_path: Path | None, *, as_json: bool) -> None:
         found += [Finding("warning", "database", text) for text in config_warnings.settings_warnings(settings)]
         if settings.database.embedded and is_new(data_dir(settings)):
             version = wheel_installation(None).version
-            text = f"embedded PostgreSQL {version}: `serve` will make it in {data_dir(settings)}"
+            text = f"embedded PostgreSQL {version}: `serve` will create it in {data_dir(settings)}"
             found.append(Finding("good", "database", text))
             return
         with opened(settings) as database:
-            found += asyncio.run(_of_database(settings, database))
+            found += asyncio.run(_check_database(settings, database))
     if any(finding.state == "failed" for finding in found):
         sys.exit(1)
 
 
-async def _of_database(settings: Settings, database: Database) -> list[Finding]:
-    told = await facts.fetch(database.dsn)
-    where = str(database.embedded.folder) if database.embedded else shown(database.dsn)
-    found = [Finding("good", "database", f"PostgreSQL {told.version} at {where}")]
-    found += [
-        Finding("warning", "database", text)
-        for text in config_warnings.database_warnings(settings.database, told)
-    ]
+async def _check_database(settings: Settings, database: Database) -> list[Finding]:
+    server = await facts.fetch(database.dsn)
+    where = str(database.embedded.folder) if database.embedded else without_password(database.dsn)
+    found = [Finding("good", "database", f"PostgreSQL {server.version} at {where}")]
+    warnings = config_warnings.database_warnings(settings.database, server)
+    found += [Finding("warning", "database", text) for text in warnings]
     pending = await migrations.check(database.migrating_dsn)
     if pending:
         missing = ", ".join(pending.describe())
@@ -76,17 +74,15 @@ async def _of_database(settings: Settings, database: Database) -> list[Finding]:
             return [*found, Finding("warning", "schema", f"`serve` will migrate it ({missing})")]
         return [*found, Finding("failed", "schema", f"not up to date ({missing}): run `webhookd migrate`")]
     found.append(Finding("good", "schema", "up to date"))
-    if told.functions_missing:
-        return [
-            *found,
-            Finding("failed", "login", f"{told.login} lacks rights: GRANT webhookd_app TO {told.login}"),
-        ]
-    return [*found, Finding("good", "login", f"{told.login} may run the daemon")]
+    if server.functions_missing:
+        fix = f"GRANT webhookd_app TO {server.login}"
+        return [*found, Finding("failed", "login", f"{server.login} lacks privileges: {fix}")]
+    return [*found, Finding("good", "login", f"{server.login} has the required privileges")]
 
 
 @contextmanager
-def _shown(found: list[Finding], *, as_json: bool) -> Iterator[None]:
-    """Print what was found, also when it ends with an error, which then is the last of it."""
+def _reported(found: list[Finding], *, as_json: bool) -> Iterator[None]:
+    """Print the findings, also when the block raises. In JSON the error is the last finding."""
     try:
         yield
     except WebhookdError as error:
@@ -105,7 +101,6 @@ def _shown(found: list[Finding], *, as_json: bool) -> Iterator[None]:
 
 
 def _print(found: list[Finding]) -> None:
-    """With colours on a terminal, unless NO_COLOR says otherwise."""
     console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
     for finding in found:
         mark, colour = MARKS[finding.state]
@@ -114,6 +109,6 @@ def _print(found: list[Finding]) -> None:
 
 
 def _source(path: Path | None) -> str:
-    keys = sorted(name for name in os.environ if name.startswith("WEBHOOKD_") and name != "WEBHOOKD_CONFIG")
-    of_file = str(path) if path else "no file: the defaults"
-    return f"{of_file}, and {', '.join(keys)} of the environment" if keys else of_file
+    variables = ", ".join(sorted(setting_variables(os.environ)))
+    file = str(path) if path else "no file, defaults"
+    return f"{file}, and {variables} from the environment" if variables else file

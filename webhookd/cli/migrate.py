@@ -1,4 +1,4 @@
-"""`webhookd migrate`: the database is brought to this version's schema, or only looked at."""
+"""`webhookd migrate`: updates the database schema to this version, or checks it."""
 
 import asyncio
 import os
@@ -14,20 +14,20 @@ from webhookd.embedded.folder import is_new
 
 
 @click.command("migrate")
-@click.option("--check", is_flag=True, help="Only say what would be done; exit 1 if anything would.")
+@click.option("--check", is_flag=True, help="Only show pending migrations; exit 1 if there are any.")
 @click.pass_obj
 def command(config_path: Path | None, *, check: bool) -> None:
-    """Bring the database to this version's schema.
+    """Update the database schema to this version.
 
-    Run it again, or twice at once: what is done is left alone.
+    It is safe to run this again, or twice at the same time: migrations that are done are skipped.
     """
     settings = load_settings(config_path, os.environ)
     if check and settings.database.embedded and is_new(data_dir(settings)):
-        # To look must not make a server.
-        _say_pending(migrations.everything())
+        # A check must not create a database server.
+        _report_pending(migrations.everything())
     with opened(settings) as database:
         if check:
-            _say_pending(asyncio.run(migrations.check(database.migrating_dsn)))
+            _report_pending(asyncio.run(migrations.check(database.migrating_dsn)))
             return
         done = asyncio.run(migrations.migrate(database.migrating_dsn))
         for line in done.describe():
@@ -35,7 +35,7 @@ def command(config_path: Path | None, *, check: bool) -> None:
         click.echo("The schema is up to date.")
 
 
-def _say_pending(pending: migrations.Pending) -> None:
+def _report_pending(pending: migrations.Pending) -> None:
     if not pending:
         click.echo("The schema is up to date.")
         return

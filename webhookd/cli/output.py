@@ -1,6 +1,6 @@
-"""What commands print: tables and fields with colours on a terminal, plain aligned text elsewhere, or JSON.
+"""Prints results: tables and fields, with colours on a terminal and as plain text elsewhere, or JSON.
 
-Reads NO_COLOR and FORCE_COLOR. Results go to stdout; hints and progress to stderr, and only to a terminal.
+Respects NO_COLOR and FORCE_COLOR. Results go to stdout. Hints and progress go to stderr if it is a terminal.
 """
 
 import os
@@ -26,9 +26,9 @@ Cell: TypeAlias = str | Text
 Row: TypeAlias = Sequence[Cell]
 
 NONE = "-"
-# Rows that are laid out together: what comes after may be wider, and memory has a bound.
+# Rows that are laid out together, so that memory stays bounded. Later rows may be wider.
 BLOCK_ROWS = 500
-# Without a terminal nothing is folded: a line is a row.
+# Without a terminal nothing is folded: each row is one line.
 UNFOLDED_WIDTH = 100_000
 
 _COLOURS = {
@@ -57,8 +57,8 @@ _COLOURS = {
 
 
 def console() -> Console:
-    """Stdout. Nothing in a text is markup: endpoints and publishers chose some of it."""
-    # Told NO_COLOR, rich would still write bold and dim.
+    """Return a console for stdout without markup, because endpoints and publishers choose some texts."""
+    # With NO_COLOR alone, rich would still write bold and dim.
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     made = Console(markup=False, emoji=False, highlight=False, color_system=system)
     if not made.is_terminal:
@@ -67,12 +67,12 @@ def console() -> Console:
 
 
 def is_plain(to: Console) -> bool:
-    """Whether to do without colours and lines."""
+    """Return whether to print without colours and lines."""
     return not to.is_terminal or bool(os.environ.get("NO_COLOR"))
 
 
 def show(*parts: RenderableType) -> None:
-    """Print them, one below the other."""
+    """Print the parts below each other."""
     to = console()
     if not is_plain(to):
         to.print(*parts, sep="\n")
@@ -84,14 +84,14 @@ def show(*parts: RenderableType) -> None:
 
 
 def show_json(document: bytes | msgspec.Raw) -> None:
-    """One document, on one line, as the daemon wrote it."""
+    """Print one document on one line, as the daemon sent it."""
     click.echo(bytes(document))
 
 
 def show_answer(
     answer: Answer, parts: Callable[[Answer], Iterable[RenderableType]], *, as_json: bool
 ) -> None:
-    """What the daemon answered: as it wrote it, or in parts for a person."""
+    """Print a response as JSON, or as the parts made from it."""
     if as_json:
         show_json(answer.body)
     else:
@@ -107,7 +107,7 @@ def list_rows(
     as_json: bool,
     nothing: str,
 ) -> None:
-    """A listing: JSON lines, or a table. One row more than the limit tells that there are more."""
+    """Print rows as JSON lines or as a table. A row beyond the limit means that there are more."""
     source = iter(rows)
     shown = islice(source, limit)
     widths: list[int] = []
@@ -124,11 +124,11 @@ def list_rows(
     if not widths and not as_json:
         hint(nothing)
     elif next(source, None) is not None:
-        hint(f"These are the newest {limit}; --limit N shows more, --all shows all.")
+        hint(f"Showing the newest {limit}. Use --limit N to show more, or --all to show all.")
 
 
 def table(columns: Sequence[str], rows: Iterable[Row], min_widths: Sequence[int] = ()) -> Table:
-    """Columns that are called by a word; the last one folds first, the others only if they must."""
+    """Lay out rows in columns. The last column folds first, the others only if they must."""
     plain = is_plain(console())
     made = Table(
         box=None if plain else box.SIMPLE_HEAD,
@@ -148,7 +148,7 @@ def table(columns: Sequence[str], rows: Iterable[Row], min_widths: Sequence[int]
 
 
 def fields(pairs: Iterable[tuple[str, Cell]]) -> Table:
-    """What one thing is: a name and a value a line."""
+    """Lay out a name and a value per line."""
     made = Table.grid(padding=(0, 2, 0, 0))
     made.add_column(no_wrap=True, style="dim")
     made.add_column(overflow="fold")
@@ -158,27 +158,27 @@ def fields(pairs: Iterable[tuple[str, Cell]]) -> Table:
 
 
 def line(*parts: Cell) -> Text:
-    """Texts behind one another."""
+    """Join texts to one line."""
     return Text.assemble(*parts)
 
 
 def heading(text: str) -> Text:
-    """What follows is about this."""
+    """Return a bold line with an empty line before it."""
     return Text(f"\n{text}", style="bold")
 
 
 def state(name: str, shown: str | None = None) -> Text:
-    """A state in its colour, perhaps in other words."""
+    """Return a state in its colour, optionally with another text."""
     return Text(escaped(shown or name), style=_COLOURS.get(name, ""))
 
 
 def text(value: object) -> str:
-    """A value that someone chose, or a hyphen for none."""
+    """Return an untrusted value escaped, or a hyphen for None."""
     return NONE if value is None else escaped(value)
 
 
 def time_cell(value: object) -> str:
-    """In a table: its age on a terminal, where a person reads; else the time, which sorts."""
+    """Return a time for a table: relative on a terminal, else absolute, which sorts."""
     time = _time(value)
     if time is None:
         return text(value)
@@ -186,19 +186,19 @@ def time_cell(value: object) -> str:
 
 
 def time_field(value: object) -> str:
-    """By itself there is room for both."""
+    """Return a time for a field: absolute and relative."""
     time = _time(value)
     return text(value) if time is None else f"{absolute(time)} ({relative(time, datetime.now(UTC))})"
 
 
 def hint(message: str) -> None:
-    """What a person may want to know beside the result; a program is not told."""
+    """Print a message for a person to stderr, if that is a terminal."""
     if sys.stderr.isatty():
         click.echo(message, err=True)
 
 
 def progress(total: int | None, what: str) -> Progress:
-    """A bar on stderr, for the length of a `with`; nothing where that is no terminal."""
+    """Return a progress bar on stderr, to be used in a `with`. It is invisible without a terminal."""
     made = Progress(
         TextColumn(what),
         BarColumn(),
@@ -213,7 +213,7 @@ def progress(total: int | None, what: str) -> Progress:
 
 
 def _widths(rows: Sequence[Row], at_least: Sequence[int]) -> list[int]:
-    """Of each column, so that the next block stands below this one."""
+    """Return the width of each column, so that the next block of rows is aligned with this one."""
     widths = [max(map(cell_len, map(str, column))) for column in zip(*rows, strict=True)]
     return list(map(max, widths, at_least)) if at_least else widths
 

@@ -1,4 +1,4 @@
-"""`webhookd status`: what an operator asks first, on one screen, once or again and again."""
+"""`webhookd status`: shows a daemon's /status document on one screen, once or repeatedly."""
 
 import sys
 import time
@@ -15,30 +15,41 @@ from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, json_option
 from webhookd.cli.text import count, duration, escaped
 from webhookd.core.errors import ServiceUnavailable
+from webhookd.core.settings import SERVICES
 
 NOT_READY = 1
 RUNNING = "running"
+LEASED = "in_flight"
+# The stages of /status whose rows wait. `in_flight` counts leased attempts, `failing` counts endpoints.
+WAITING = {
+    "routing": "events to route",
+    "orchestration": "deliveries to start",
+    "delivery": "attempts to send",
+    "results": "results to apply",
+    "retry": "retries that are not due yet",
+    "held": "deliveries on hold: their subscription is paused or unverified",
+}
 
 
 @click.command(
     "status",
     epilog=example("webhookd status", "webhookd status --watch --interval 5"),
 )
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.option(
     "--interval",
     "interval_seconds",
     type=click.FloatRange(min=0.1, max=3600),
     default=2.0,
     show_default=True,
-    help="Seconds between two looks of --watch.",
+    help="Seconds between two refreshes of --watch.",
 )
 @json_option
 @asks_daemon
 def command(client: Client, *, watch: bool, interval_seconds: float, as_json: bool) -> None:
-    """Show whether a daemon is ready, what waits, what fails.
+    """Show whether a daemon is ready, how much work is waiting, and what fails.
 
-    Exit code 0: it is ready; 1: it is not; 69: it does not answer.
+    Exit code 0: the daemon is ready. 1: it is not ready. 69: it does not respond.
     """
     if watch:
         _watch(client, interval_seconds, as_json=as_json)
@@ -53,7 +64,7 @@ def command(client: Client, *, watch: bool, interval_seconds: float, as_json: bo
 
 
 def _watch(client: Client, interval_seconds: float, *, as_json: bool) -> NoReturn:
-    """Ctrl-C ends it. A daemon that goes away is said to be away until it is back."""
+    """Refresh until Ctrl-C, also while the daemon is unreachable."""
     to = output.console()
     if as_json or output.is_plain(to):
         while True:
@@ -66,7 +77,7 @@ def _watch(client: Client, interval_seconds: float, *, as_json: bool) -> NoRetur
                 last = list(screen(client.get("/status").value, client))
                 live.update(Group(*last), refresh=True)
             except ServiceUnavailable as error:
-                live.update(Group(_away(error), *last[1:]), refresh=True)
+                live.update(Group(_unreachable(error), *last[1:]), refresh=True)
             time.sleep(interval_seconds)
 
 
@@ -83,42 +94,45 @@ def _print_once(client: Client, *, as_json: bool) -> None:
 
 
 def screen(status: dict[str, Any], client: Client) -> Iterator[RenderableType]:
-    """What /status says, for a person; the first line is the answer."""
+    """Render a /status document. The first line says whether the daemon is ready."""
     reasons = ", ".join(map(escaped, status.get("unready_because", [])))
     yield (
         output.line(output.state("ready"), f"  {client.place.url.geturl()}")
         if status.get("ready")
         else output.line(output.state("not ready", f"not ready: {reasons}"), f"  {client.place.url.geturl()}")
     )
-    configuration = status.get("configuration", {})
+    backlog = status.get("backlog")
     yield output.fields(
         [
             ("instance", output.text(status.get("worker_id"))),
             ("version", output.text(status.get("version"))),
             ("started", output.time_field(status.get("started_at"))),
-            ("configuration", _configuration(configuration)),
-            ("retry", _retry(status.get("retry", {}))),
+            ("configuration", _configuration(status.get("configuration", {}))),
+            ("retries", _retries(status.get("retry", {}))),
             ("services", _running(status.get("services", []))),
+            *_in_flight(status.get("in_flight"), backlog),
             ("dead letters", _dead_letters(status.get("dead_letters_of_a_day"))),
             *_jobs(status.get("job_queue")),
         ]
     )
-    # What needs somebody first: a small screen is cut off at its end.
-    yield from _troubled(status.get("services", []))
-    yield from _failing(status.get("failing_endpoints"))
-    yield from _backlog(status.get("backlog"))
+    # Problems come first: a small screen cuts off the end.
+    yield from _failed_services(status.get("services", []))
+    yield from _failing_endpoints(status.get("failing_endpoints"))
+    yield from _waiting(backlog)
 
 
 def _running(services: list[dict[str, Any]]) -> output.Cell:
-    """Those that run, in a line: it is long, and nearly always all of them."""
-    names = [escaped(service["name"]) for service in services if service["state"] == RUNNING]
-    return output.state(RUNNING, ", ".join(names)) if names else output.state("not ready", "none runs")
+    """List the running services of services.enabled. Internal services are shown only when they fail."""
+    names = [
+        service["name"] for service in services if service["state"] == RUNNING and service["name"] in SERVICES
+    ]
+    return output.state(RUNNING, ", ".join(names)) if names else output.state("not ready", "none is running")
 
 
-def _troubled(services: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    """Those that do not run, or did not all the time."""
-    troubled = [service for service in services if service["state"] != RUNNING or service["restarts"]]
-    if not troubled:
+def _failed_services(services: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    """Show the services that do not run, or were restarted since the daemon started."""
+    failed = [service for service in services if service["state"] != RUNNING or service["restarts"]]
+    if not failed:
         return
     yield output.heading("Services that failed")
     yield output.table(
@@ -130,60 +144,65 @@ def _troubled(services: list[dict[str, Any]]) -> Iterator[RenderableType]:
                 str(service["restarts"]),
                 output.text(service["last_error"]),
             )
-            for service in troubled
+            for service in failed
         ],
     )
 
 
-def _backlog(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:
-    yield output.heading("Waiting to be delivered")  # jobs that wait have a line above
+def _in_flight(
+    in_flight: dict[str, Any] | None, backlog: dict[str, Any] | None
+) -> Iterator[tuple[str, output.Cell]]:
+    """Show requests of this instance, and leased attempts of all. `oldest_at` of those is a lease's end."""
+    if in_flight:
+        requests = f"{in_flight['requests']} of {in_flight['concurrency']}"
+        yield "requests in flight", f"{requests} (this instance)"
+    for stage in backlog["stages"] if backlog else []:
+        if stage["stage"] == LEASED and stage["waiting"]:
+            leased = count(stage["waiting"], backlog["counted_up_to"]) if backlog else ""
+            yield "leased attempts", f"{leased} (all instances)"
+
+
+def _waiting(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:
+    yield output.heading("Waiting")
     if backlog is None:
         yield "not counted yet"
         return
     most = backlog["counted_up_to"]
-    stages = [stage for stage in backlog["stages"] if stage["waiting"]]
-    if not stages:
-        yield "nothing"
-        return
-    yield output.table(
-        ["stage", "waiting", "oldest"],
-        [
-            (
-                output.text(stage["stage"]),
-                count(stage["waiting"], most),
-                output.time_cell(stage["oldest_at"]),
-            )
-            for stage in stages
-        ],
-    )
+    stages = {stage["stage"]: stage for stage in backlog["stages"] if stage["waiting"]}
+    rows = [
+        (text, count(stages[name]["waiting"], most), output.time_cell(stages[name]["oldest_at"]))
+        for name, text in WAITING.items()
+        if name in stages
+    ]
+    yield output.table(["waiting", "count", "oldest"], rows) if rows else "nothing"
 
 
 def _dead_letters(of_a_day: int | None) -> output.Cell:
     if of_a_day is None:
         return output.NONE
-    told = f"{of_a_day} in the last 24 hours"
-    return output.state("failing", f"{told}: webhookd dead-letters list") if of_a_day else told
+    text = f"{of_a_day} in the last 24 hours"
+    return output.state("failing", f"{text}: webhookd dead-letters list") if of_a_day else text
 
 
 def _jobs(queue: dict[str, Any] | None) -> Iterator[tuple[str, output.Cell]]:
-    """A line about the job substrate, if it is on or has something in it."""
-    worth_it = ("enabled", "backlog", "in_progress", "dead_letter_open")
-    if not queue or not any(queue[name] for name in worth_it):
+    """Show the job queue if it is enabled or not empty."""
+    relevant = ("enabled", "backlog", "in_progress", "dead_letter_open")
+    if not queue or not any(queue[name] for name in relevant):
         return
-    state = "" if queue["enabled"] else "off; "
-    queued, held, dead = (count(queue[name], queue["counted_up_to"]) for name in worth_it[1:])
-    counts = f"{state}{queued} queued, {held} in progress"
+    state = "" if queue["enabled"] else "disabled; "
+    queued, in_progress, dead = (count(queue[name], queue["counted_up_to"]) for name in relevant[1:])
+    counts = f"{state}{queued} queued, {in_progress} in progress"
     letters = "dead letter" if queue["dead_letter_open"] == 1 else "dead letters"
     lost = f", {dead} {letters}: webhookd jobs list --status dead_letter"
     yield "jobs", output.state("failing", counts + lost) if queue["dead_letter_open"] else counts
 
 
-def _failing(endpoints: list[dict[str, Any]] | None) -> Iterator[RenderableType]:
+def _failing_endpoints(endpoints: list[dict[str, Any]] | None) -> Iterator[RenderableType]:
     if not endpoints:
         return
     yield output.heading("Failing endpoints")
     yield output.table(
-        ["subscription", "since", "failures in a row", "last error"],
+        ["subscription", "failing since", "failures in a row", "last error"],
         [
             (
                 str(endpoint["subscription_id"]),
@@ -197,23 +216,23 @@ def _failing(endpoints: list[dict[str, Any]] | None) -> Iterator[RenderableType]
 
 
 def _configuration(configuration: dict[str, Any]) -> output.Cell:
-    read = f"read {output.time_field(configuration.get('last_read_at'))}"
+    loaded = f"loaded {output.time_field(configuration.get('last_read_at'))}"
     if not configuration.get("last_reload_successful", True):
-        return output.state("failing", f"{read}, and refused: {configuration.get('last_reload_error')}")
+        error = escaped(configuration.get("last_reload_error"))
+        return output.state("failing", f"rejected {loaded.removeprefix('loaded ')}: {error}")
     if needed := configuration.get("restart_needed"):
-        return output.line(read, output.state("paused", f"; a restart is needed for {', '.join(needed)}"))
-    return read
+        return output.line(loaded, output.state("paused", f"; restart to apply {', '.join(needed)}"))
+    return loaded
 
 
-def _retry(retry: dict[str, Any]) -> str:
+def _retries(retry: dict[str, Any]) -> str:
     if not retry:
         return output.NONE
-    delays = f"{duration(retry['base_delay_seconds'])}, doubled up to {duration(retry['max_delay_seconds'])}"
-    return f"{retry['max_attempts']} attempts, delays of {delays}, jitter {retry['jitter']:g}"
+    first, longest = duration(retry["base_delay_seconds"]), duration(retry["max_delay_seconds"])
+    jitter = f", jitter {retry['jitter']:g}" if retry["jitter"] else ""
+    return f"{retry['max_attempts']} attempts, {first} after the first, then doubled up to {longest}{jitter}"
 
 
-def _away(error: ServiceUnavailable) -> RenderableType:
+def _unreachable(error: ServiceUnavailable) -> RenderableType:
     now = f"{datetime.now(UTC):%H:%M:%S}"
-    return output.line(
-        output.state("unreachable"), f"  {now} UTC: {error}; what follows is what it last said"
-    )
+    return output.line(output.state("unreachable"), f"  {now} UTC: {error}; the last known status follows")

@@ -1,4 +1,4 @@
-"""`webhookd token`: makes a token, and the entry that lets it in. Asks nobody, and keeps nothing."""
+"""`webhookd token`: creates an API token and its entry for the configuration. Stores and sends nothing."""
 
 import base64
 import hashlib
@@ -31,14 +31,14 @@ SCOPES: tuple[str, ...] = typing.get_args(Scope)
     type=click.Choice(SCOPES),
     multiple=True,
     required=True,
-    help="What it may do; give it again for more.",
+    help="What the token may do; can be repeated.",
 )
 @json_option
 def command(name: str, scopes: tuple[str, ...], *, as_json: bool) -> None:
-    """Make a token called NAME for the HTTP API.
+    """Create a token called NAME for the HTTP API.
 
-    The token is printed once, on stdout; of it, the configuration has only the digest, in an entry that is
-    printed on stderr, to be pasted into webhookd.toml. A reload makes it good.
+    The token is printed to stdout and stored nowhere. Its entry for webhookd.toml, with a digest of the
+    token, is printed to stderr. Add the entry to webhookd.toml and reload the daemon.
     """
     if not name.isprintable() or not 1 <= len(name) <= MAX_NAME_LENGTH:
         raise click.UsageError(f"NAME must be 1 to {MAX_NAME_LENGTH} printable characters")
@@ -52,7 +52,7 @@ def command(name: str, scopes: tuple[str, ...], *, as_json: bool) -> None:
         click.echo(json.dumps({"token": token, "entry": entry}))
         return
     click.echo(token)
-    # JSON's strings and lists of strings are TOML's.
+    # JSON strings and lists of strings are valid TOML.
     members = ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items())
-    click.echo("The token is shown this once. Add this to `tokens` under [api], and reload:", err=True)
+    click.echo("The token is shown only once. Add this entry to `tokens` in [api], and reload:", err=True)
     click.echo(f"  {{ {members} }},", err=True)

@@ -1,6 +1,6 @@
-"""What a DSN says of itself: where it leads, with a password or not, encrypted or not.
+"""Reads parts of a DSN: its hosts, whether it has a password, whether it disables TLS.
 
-Pure. Of a bad one nothing is said: that is the driver's to tell.
+Pure. An invalid DSN has no parts here; the driver reports the error.
 """
 
 import ipaddress
@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether only this machine answers to it."""
+    """Return whether the host is this machine's loopback interface."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -17,7 +17,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def unencrypted_hosts(dsn: str) -> list[str]:
-    """Other machines to which it asks for a connection without TLS."""
+    """Return the other machines that the DSN connects to with sslmode=disable."""
     netloc, query = _parts(dsn)
     if query.get("sslmode", [""])[-1] != "disable":
         return []
@@ -25,13 +25,13 @@ def unencrypted_hosts(dsn: str) -> list[str]:
 
 
 def has_password(dsn: str) -> bool:
-    """Whether who reads it can log in."""
+    """Return whether the DSN contains a password."""
     netloc, query = _parts(dsn)
     return ":" in netloc.rpartition("@")[0] or "password" in query
 
 
-def shown(dsn: str) -> str:
-    """Where it leads and as whom, for a person; nothing of it that is secret."""
+def without_password(dsn: str) -> str:
+    """Return the hosts and the user of a DSN, for people to read."""
     netloc, query = _parts(dsn)
     user = netloc.rpartition("@")[0].partition(":")[0] or "".join(query.get("user", [])[:1])
     hosts = netloc.rpartition("@")[2] or ",".join(query.get("host", [])) or "this machine"
@@ -39,10 +39,10 @@ def shown(dsn: str) -> str:
 
 
 def with_database(dsn: str, name: str) -> str:
-    """The same server and login, another database: that of the path comes before all others."""
+    """Return the DSN for another database of the server. The path overrides a `dbname` in the query."""
     parts = urlsplit(dsn)
     query = f"?{parts.query}" if parts.query else ""
-    # Not urlunsplit: without a host it leaves the slashes away.
+    # Not urlunsplit: without a host it drops the slashes.
     return f"{parts.scheme}://{parts.netloc}/{name}{query}"
 
 
@@ -55,8 +55,8 @@ def _parts(dsn: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def _hosts(netloc: str, query: dict[str, list[str]]) -> list[str]:
-    """Names and addresses of machines; a socket's folder is none."""
-    named = [re.sub(r":\d*$", "", part) for part in netloc.rpartition("@")[2].split(",")]
-    asked = [part for value in query.get("host", []) for part in value.split(",")]
-    hosts = [unquote(host).strip("[]") for host in (*named, *asked)]
+    """Return host names and addresses, without folders of sockets."""
+    in_netloc = [re.sub(r":\d*$", "", part) for part in netloc.rpartition("@")[2].split(",")]
+    in_query = [part for value in query.get("host", []) for part in value.split(",")]
+    hosts = [unquote(host).strip("[]") for host in (*in_netloc, *in_query)]
     return [host for host in hosts if host and not host.startswith("/")]

@@ -1,4 +1,4 @@
-"""`webhookd dead-letters`: shown, and requeued by id or by filter; a filter alone only counts."""
+"""`webhookd dead-letters`: show, and requeue by id or by filter; a filter without --yes only counts."""
 
 import asyncio
 import signal
@@ -12,16 +12,16 @@ from tests.support.flow import Flow
 from tests.support.shell import Shell
 from tests.support.waiting import until, until_true
 
-BURIED = "select count(*) = $1 from webhookd.dead_letters"
+DEAD_LETTERS = "select count(*) = $1 from webhookd.dead_letters"
 REQUEUED = "select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null"
 
 
-class OnePieceOnly:
-    """Stands before a daemon: asks it what it is asked, and never answers the second piece of a requeue."""
+class HangsAtTheSecondBatch:
+    """A proxy before a daemon that never answers the second batch of a requeue."""
 
     def __init__(self, api: Client) -> None:
         self._api = api
-        self.pieces = 0
+        self.batches = 0
 
     async def __aenter__(self) -> Self:
         application = web.Application()
@@ -36,36 +36,36 @@ class OnePieceOnly:
         await self._runner.cleanup()
 
     async def _requeue(self, request: web.Request) -> web.Response:
-        asked = await request.json()
-        self.pieces += not asked["dry_run"]
-        if self.pieces == 2:
+        body = await request.json()
+        self.batches += not body["dry_run"]
+        if self.batches == 2:
             await asyncio.Event().wait()
-        answer = await self._api.post(request.path, asked)
+        answer = await self._api.post(request.path, body)
         return web.json_response(answer.body, status=answer.status)
 
 
-async def buried(api: Client, flow: Flow, endpoint: Endpoint, count: int) -> None:
-    """So many dead letters."""
+async def make_dead_letters(api: Client, flow: Flow, endpoint: Endpoint, count: int) -> None:
+    """Let this many deliveries fail permanently."""
     await api.subscribe(endpoint, max_attempts=1)
     endpoint.answer(500)
     events = [{"event_type": "order.created", "payload": n} for n in range(count)]
     for start in range(0, count, 1000):
         assert (await api.post("/v1/events/batch", {"events": events[start : start + 1000]})).status == 202
-    await until(flow.daemon, BURIED, count)
+    await until(flow.daemon, DEAD_LETTERS, count)
 
 
 async def test_requeue_by_id(api: Client, cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
-    """Each once: again it says as what; one that is not there is refused, exit 1, and the others are done."""
-    await buried(api, flow, endpoint, 3)
+    """A second requeue prints the first one's delivery; an unknown id is exit 1, the others are requeued."""
+    await make_dead_letters(api, flow, endpoint, 3)
     shown = (await cli.done("dead-letters", "show", "1")).out
     assert "HTTP_500" in shown
-    assert "not yet" in shown
+    assert "requeued     no" in shown
     endpoint.answer(200)
     ran = await cli.run("dead-letters", "requeue", "1", "99", "2")
     assert ran.exit_code == 1
     assert [line.rpartition(" ")[0] for line in ran.out.splitlines()] == [
         "dead letter 1: requeued as delivery",
-        "dead letter 99: refused: no dead letter 99",
+        "dead letter 99: rejected: no dead letter 99",
         "dead letter 2: requeued as delivery",
     ]
     again = await cli.done("dead-letters", "requeue", "2", "3", "--json")
@@ -77,20 +77,20 @@ async def test_requeue_by_id(api: Client, cli: Shell, endpoint: Endpoint, flow: 
 
 
 async def test_requeue_by_filter(api: Client, cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
-    """Only counted, exit 1, with the command that does it; interrupted, exit 130; then done, in pieces."""
-    await buried(api, flow, endpoint, 1100)
+    """The dry run prints the command to use, exit 1; interrupted, exit 130; repeated, it is completed."""
+    await make_dead_letters(api, flow, endpoint, 1100)
     dry = await cli.run("dead-letters", "requeue", "--error-code", "HTTP_500", "--failed-after", "2h")
     assert (dry.exit_code, dry.out) == (1, "1100 match, 1100 would be requeued, 0 skipped\n")
-    command = dry.err.strip().partition("To do it: webhookd ")[2].split()
+    command = dry.err.strip().partition("To requeue them: webhookd ")[2].split()
     assert command[-1] == "--yes"
     assert await flow.daemon.fetchval(REQUEUED) == 0
     none = await cli.done("dead-letters", "requeue", "--error-code", "x'; --", "--yes", "--json")
     assert none.documents == [{"matched": 0, "requeued": 0, "skipped": 0, "dry_run": False}]
 
     endpoint.answer(200)
-    async with OnePieceOnly(api) as before:
+    async with HangsAtTheSecondBatch(api) as before:
         with cli.having(WEBHOOKD_URL=before.url).start(*command) as interrupted:
-            await until_true(lambda: before.pieces == 2)
+            await until_true(lambda: before.batches == 2)
             interrupted.send_signal(signal.SIGINT)
             out, err = await asyncio.to_thread(interrupted.communicate)
     assert (interrupted.returncode, err.strip()) == (130, b"")

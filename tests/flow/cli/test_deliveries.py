@@ -1,4 +1,4 @@
-"""`webhookd deliveries`: listed page by page, and asked why, of endpoints that would steer a terminal."""
+"""`webhookd deliveries`: lists several pages, explains a delivery, and escapes what endpoints send."""
 
 from tests.support.api import Client
 from tests.support.endpoint import Endpoint
@@ -12,8 +12,8 @@ ENDED = """
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\x00 é".encode()
 
 
-async def test_a_delivery_tells_why(api: Client, cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
-    """Each attempt with what was answered, escaped; and an event tells of every subscription of its type."""
+async def test_delivery_is_explained(api: Client, cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """Each attempt is shown with its escaped response, an event with every subscription to its type."""
     await api.subscribe(endpoint, max_attempts=2)
     await flow.subscribe(verified=False)
     endpoint.answer(500, HOSTILE)
@@ -40,10 +40,10 @@ async def test_a_delivery_tells_why(api: Client, cli: Shell, endpoint: Endpoint,
     assert '{"n": 1}' in shown
 
 
-async def test_deliveries_are_listed_as_far_as_asked(
+async def test_deliveries_are_listed_up_to_the_limit(
     api: Client, cli: Shell, endpoint: Endpoint, flow: Flow
 ) -> None:
-    """By filter, to the limit or all of several pages; a reader that leaves early ends it quietly."""
+    """With filters, a limit, or all pages; a reader that closes the pipe ends it without a message."""
     await api.subscribe(endpoint)
     endpoint.answer(200)
     events = [{"event_type": "order.created", "payload": n} for n in range(600)]
@@ -67,3 +67,22 @@ async def test_deliveries_are_listed_as_far_as_asked(
         reading.stdout.close()
         assert reading.stderr.read() == b""
     assert reading.returncode == 1
+
+
+async def test_completed_delivery_shows_no_error(
+    api: Client, cli: Shell, endpoint: Endpoint, flow: Flow
+) -> None:
+    """The failed attempt keeps its error; the delivery that succeeded after it has none."""
+    await api.subscribe(endpoint, base_delay_seconds=1)
+    endpoint.answer(500)
+    event_id = (await api.event()).body["id"]
+    await until(flow.daemon, "select max(attempt_count) = $1 from webhookd.webhook_delivery_sagas", 1)
+    endpoint.answer(200)
+    await until(flow.daemon, ENDED, 1)
+    [row] = (await cli.done("deliveries", "list")).rows[1:]
+    assert (row[3], row[-1]) == ("Completed", "-")
+    shown = (await cli.done("deliveries", "show", "1")).out
+    facts, _, attempts = shown.partition("Attempts")
+    assert "HTTP_500" not in facts
+    assert "HTTP_500" in attempts
+    assert "HTTP_500" not in (await cli.done("deliveries", "show", "--event", str(event_id))).out

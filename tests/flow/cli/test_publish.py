@@ -1,4 +1,4 @@
-"""`webhookd publish`: the bytes that were given, once; one event, or a file of them."""
+"""`webhookd publish`: one event, or a file of events, byte for byte and without duplicates."""
 
 import asyncio
 import json
@@ -12,13 +12,13 @@ PAYLOAD = '{ "n":1.0,  "big": 1e400, "name" : "é\\u0000" }'
 
 
 async def payload_of(flow: Flow, event_id: int) -> str:
-    """As the database has it."""
+    """The payload as the database stores it."""
     found: str = await flow.daemon.fetchval("select payload from webhookd.events where id = $1", event_id)
     return found
 
 
-async def test_a_payload_arrives_byte_for_byte(cli: Shell, flow: Flow) -> None:
-    """As an argument, from a file, from stdin and from a shell's <(…): nothing of it changes."""
+async def test_payload_is_stored_byte_for_byte(cli: Shell, flow: Flow) -> None:
+    """From an argument, a file, stdin and a FIFO like a shell's <(…)."""
     (cli.folder / "payload.json").write_text(f"{PAYLOAD}\n", "utf-8")
     ids = [
         int((await cli.done("publish", "order.created", PAYLOAD)).out),
@@ -35,8 +35,8 @@ async def test_a_payload_arrives_byte_for_byte(cli: Shell, flow: Flow) -> None:
     assert [await payload_of(flow, event_id) for event_id in [*ids, shown["id"]]] == [PAYLOAD] * 4
 
 
-async def test_a_key_makes_it_one_event(cli: Shell, flow: Flow) -> None:
-    """Again with the same key: the same id, and `duplicate`; with other content: refused, exit 1."""
+async def test_idempotency_key_prevents_a_second_event(cli: Shell, flow: Flow) -> None:
+    """The same content prints the same id and `duplicate`; other content is rejected with exit 1."""
     words = (
         "publish",
         "order.created",
@@ -56,8 +56,8 @@ async def test_a_key_makes_it_one_event(cli: Shell, flow: Flow) -> None:
     assert "(idempotency_conflict)" in refused.error
 
 
-async def test_what_cannot_be_a_payload_is_a_usage_error(lonely: Shell) -> None:
-    """Missing, a directory, without end, not JSON, or two values: exit 2 in one line, and nobody is asked."""
+async def test_invalid_payload_is_a_usage_error(lonely: Shell) -> None:
+    """A missing file, a directory, an endless device, not JSON, two values: exit 2 without a request."""
     for payload, told in (
         ("@missing", "No such file"),
         ("@.", "Is a directory"),
@@ -72,10 +72,10 @@ async def test_what_cannot_be_a_payload_is_a_usage_error(lonely: Shell) -> None:
     assert (await lonely.run("publish", "--batch", "missing")).exit_code == 2
 
 
-async def test_a_file_of_events_goes_in_requests_that_the_daemon_takes(
+async def test_file_is_split_into_requests_that_the_daemon_accepts(
     make_api: MakeApi, flow: Flow, lonely: Shell
 ) -> None:
-    """More than a request holds, and than its body may be: all are there once, in order."""
+    """More events and bytes than a request may have: all are published once, in order."""
     api = await make_api(api={"max_payload_bytes": 20_000})
     cli = lonely.having(WEBHOOKD_URL=f"http://127.0.0.1:{api.daemon.port}")
     events = [{"event_type": "a", "payload": {"n": n}, "idempotency_key": f"k{n}"} for n in range(1200)]
@@ -86,7 +86,7 @@ async def test_a_file_of_events_goes_in_requests_that_the_daemon_takes(
     numbers = await flow.daemon.fetch("select (payload::json->>'n')::int from webhookd.events order by id")
     assert [number for (number,) in numbers] == list(range(1200))
     again = await cli.done("publish", "--batch", "-", given="\n".join(lines).encode())
-    assert again.out == "published 1200 events, 1200 of them duplicates, to line 1200\n"
+    assert again.out == "published 1200 events, 1200 of them duplicates, up to line 1200\n"
 
     broken = await cli.run("publish", "--batch", "-", given="\n".join([*lines, "{"]).encode())
     assert (broken.exit_code, "line 1201 is not JSON" in broken.error) == (1, True)
@@ -96,8 +96,8 @@ async def test_a_file_of_events_goes_in_requests_that_the_daemon_takes(
     assert "lines 1 to 1: " in refused.error
 
 
-async def test_an_interrupted_file_says_how_far_it_came(cli: Shell) -> None:
-    """Ctrl-C while it waits for more lines: exit 130, and the summary."""
+async def test_interrupted_batch_prints_its_summary(cli: Shell) -> None:
+    """Ctrl-C while it reads stdin: exit 130 and the summary."""
     with cli.on_terminal("publish", "--batch", "-") as terminal:
         await terminal.shows("events")
         terminal.interrupt()

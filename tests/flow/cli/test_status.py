@@ -1,4 +1,4 @@
-"""`webhookd status`: ready or why not, once or until Ctrl-C; and daemons that are not there."""
+"""`webhookd status`: readiness, --watch, and servers that are missing or are not webhookd."""
 
 import json
 
@@ -10,8 +10,8 @@ from tests.support.shell import Shell
 from tests.support.wire import Wire
 
 
-async def test_status_says_whether_it_is_ready(make_api: MakeApi, wire: Wire, lonely: Shell) -> None:
-    """Exit 0 while it is, 1 with the reason while it is not; a command that needs the database: 69."""
+async def test_status_reports_readiness(make_api: MakeApi, wire: Wire, lonely: Shell) -> None:
+    """Exit 0 if ready, 1 with the reason if not; commands that need the database exit with 69."""
     api = await make_api(database={"dsn": wire.dsn})
     cli = lonely.having(WEBHOOKD_URL=f"http://localhost:{api.daemon.port}/")
     ready = await cli.done("status")
@@ -28,8 +28,8 @@ async def test_status_says_whether_it_is_ready(make_api: MakeApi, wire: Wire, lo
     assert (away.exit_code, "(unavailable)" in away.error) == (69, True)
 
 
-async def test_watching_outlives_a_daemon(api: Client, cli: Shell) -> None:
-    """It says that the daemon went away, and that it is back; Ctrl-C is exit 130. NO_COLOR is plain."""
+async def test_watch_survives_a_restart_of_the_daemon(api: Client, cli: Shell) -> None:
+    """It shows `unreachable` and then `ready` again; Ctrl-C is exit 130. NO_COLOR prints plain text."""
     with cli.on_terminal("status", "--watch", "--interval", "0.1") as terminal:
         await terminal.shows("\x1b[32mready")
         api.daemon.kill()
@@ -46,8 +46,8 @@ async def test_watching_outlives_a_daemon(api: Client, cli: Shell) -> None:
         assert "─" not in terminal.written
 
 
-async def test_no_daemon_is_one_line(api: Client, lonely: Shell) -> None:
-    """Exit 69, with where it looked, by whose word, and how to start one; the configuration says it too."""
+async def test_missing_daemon_is_reported_in_one_line(api: Client, lonely: Shell) -> None:
+    """Exit 69, with the URL, its source and how to start a daemon. An invalid URL is exit 2."""
     ran = await lonely.run("status")
     assert (ran.exit_code, ran.out) == (69, "")
     assert "http://127.0.0.1:1 (WEBHOOKD_URL)" in ran.error
@@ -69,10 +69,10 @@ async def test_no_daemon_is_one_line(api: Client, lonely: Shell) -> None:
         assert (ran.exit_code, ran.error.startswith("webhookd: --url: ")) == (2, True), ran
 
 
-async def test_what_is_there_may_be_another(
+async def test_other_servers_are_reported_in_one_line(
     lonely: Shell, endpoint: Endpoint, certificates: Certificates
 ) -> None:
-    """An https URL is verified; what is no webhookd is told in a line; a redirect is not followed."""
+    """Certificates are verified, other responses are rejected, redirects are not followed."""
     cli = lonely.having(WEBHOOKD_URL=endpoint.url(""))
     untrusted = await cli.run("status")
     assert (untrusted.exit_code, "certificate is not trusted" in untrusted.error) == (69, True)

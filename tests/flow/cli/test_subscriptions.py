@@ -1,18 +1,18 @@
-"""`webhookd subscriptions`: made, verified, paused, changed; and secrets that are shown once."""
+"""`webhookd subscriptions`: create, verify, pause, change; secrets are shown only once."""
 
 from tests.support.endpoint import Endpoint
 from tests.support.shell import Shell
 from tests.support.traffic import verifies
 
 
-async def test_the_life_of_a_subscription(cli: Shell, endpoint: Endpoint) -> None:
-    """Created, verified, delivered to, changed, paused, resumed; each command says what it did."""
+async def test_life_of_a_subscription(cli: Shell, endpoint: Endpoint) -> None:
+    """Create, verify, deliver, rotate, pause, resume, change; each command prints what it did."""
     endpoint.answer(500)
     created = await cli.done(
         *("subscriptions", "create", "order.created", endpoint.url("/hook")),
         *("--max-attempts", "3", "--header", "x-shop: 7", "--description", "the \x1b[31mshop"),
     )
-    assert "shown this once" in created.err
+    assert "shown only once" in created.err
     fields = {line.split()[0]: line.split()[-1] for line in created.out.splitlines()}
     assert fields["secret"].startswith("whsec_")
     assert "\x1b" not in created.out
@@ -43,8 +43,8 @@ async def test_the_life_of_a_subscription(cli: Shell, endpoint: Endpoint) -> Non
     assert (await cli.run("subscriptions", "change", "1")).exit_code == 2
 
 
-async def test_headers_that_are_secrets_come_from_a_file(cli: Shell, endpoint: Endpoint) -> None:
-    """As an argument one is refused, and not repeated; from a file or stdin it is sent."""
+async def test_secret_headers_are_read_from_a_file(cli: Shell, endpoint: Endpoint) -> None:
+    """As an argument it is rejected and not repeated; from a file or stdin it is sent."""
     words = ("subscriptions", "create", "order.created", endpoint.url("/hook"))
     refused = await cli.run(*words, "--header", "Authorization: hunter2")
     assert (refused.exit_code, "--header-file" in refused.error) == (2, True)

@@ -1,4 +1,4 @@
-"""Tokens on the command line: made, put into the configuration, and given without being seen."""
+"""`webhookd token`, and tokens that commands read from a file or the environment."""
 
 import hashlib
 
@@ -7,8 +7,8 @@ from tests.support.api import tokens
 from tests.support.shell import Shell
 
 
-async def test_a_token_is_made_and_lets_in(make_daemon: MakeDaemon, lonely: Shell) -> None:
-    """What is printed is all that is needed: the entry for the daemon, the token for the commands."""
+async def test_created_token_is_accepted(make_daemon: MakeDaemon, lonely: Shell) -> None:
+    """The printed entry configures the daemon, and the printed token authorises the commands."""
     made = await lonely.done("token", "shop", "--scope", "ingest", "--scope", "jobs")
     token = made.out.strip()
     assert token.startswith("whd_")
@@ -37,8 +37,8 @@ async def test_a_token_is_made_and_lets_in(make_daemon: MakeDaemon, lonely: Shel
     assert token not in wrong.err
 
 
-async def test_a_token_is_no_argument(lonely: Shell) -> None:
-    """Exit 2, with the reason and the way, and without the token; so is what cannot be one."""
+async def test_token_as_an_argument_is_rejected(lonely: Shell) -> None:
+    """Exit 2, with the reason and the alternative, without the token. Invalid tokens are exit 2 too."""
     ran = await lonely.run("status", "--token", "whd_secret")
     assert (ran.exit_code, "can see arguments" in ran.error) == (2, True)
     assert "whd_secret" not in ran.err

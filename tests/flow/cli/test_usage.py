@@ -1,4 +1,4 @@
-"""What every command does alike: help with an example, usage errors, ids as data, completion."""
+"""What all commands have in common: examples, usage errors, --config, suggestions, completion."""
 
 import click
 import pytest
@@ -6,14 +6,23 @@ import pytest
 from tests.support.shell import Shell
 from webhookd.cli.main import commands
 
-ASKING = ("bench", "status", "publish", "subscriptions", "deliveries", "dead-letters", "token", "completion")
+WITH_EXAMPLE = (
+    "bench",
+    "status",
+    "publish",
+    "subscriptions",
+    "deliveries",
+    "dead-letters",
+    "token",
+    "completion",
+)
 
 
 def every_command() -> list[list[str]]:
-    """The words of each command that asks a daemon, or has to do with it."""
+    """The words of each of these commands and their subcommands."""
     context = click.Context(commands)
     found = []
-    for name in ASKING:
+    for name in WITH_EXAMPLE:
         command = commands.get_command(context, name)
         if isinstance(command, click.Group):
             found += [[name, inner] for inner in command.list_commands(context)]
@@ -23,7 +32,7 @@ def every_command() -> list[list[str]]:
 
 
 def test_every_command_has_an_example() -> None:
-    """Which begins with itself."""
+    """The example contains the command itself."""
     for words in every_command():
         command: click.Command | None = commands
         for word in words:
@@ -61,29 +70,29 @@ def test_every_command_has_an_example() -> None:
     ],
     ids=" ".join,
 )
-async def test_a_mistake_is_one_line(lonely: Shell, words: list[str]) -> None:
-    """Exit 2, and nobody is asked."""
+async def test_usage_error_is_one_line(lonely: Shell, words: list[str]) -> None:
+    """Exit 2, without a request to the daemon."""
     ran = await lonely.run(*words)
     assert (ran.exit_code, ran.out) == (2, "")
     assert "--help`" in ran.error
 
 
-async def test_no_hidden_option_is_proposed(lonely: Shell) -> None:
-    """It is there to refuse what is given by it."""
-    for words, proposed in (
+async def test_hidden_option_is_not_suggested(lonely: Shell) -> None:
+    """Hidden options only exist to reject a secret as an argument."""
+    for words, suggested in (
         (("status", "--tokn"), "'--token-file'"),
         (("listen", "--secrt"), ""),
         (("status", "--hepl"), "'--help'"),
     ):
         ran = await lonely.run(*words, "x")
         assert ran.exit_code == 2
-        assert proposed in ran.error
+        assert suggested in ran.error
         assert "'--token'" not in ran.error
         assert "'--secret'" not in ran.error
 
 
 async def test_shells_complete_commands_options_and_values(lonely: Shell) -> None:
-    """The script of each shell is printed; what it then asks is answered."""
+    """The script of each shell is printed, and the requests that it makes are answered."""
     for shell in ("bash", "zsh", "fish"):
         assert "_WEBHOOKD_COMPLETE" in (await lonely.done("completion", shell)).out
     for typed, words in (

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.waiting import until_true
 from webhookd.cli import client as module
 from webhookd.cli.client import Client, Place
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
@@ -102,8 +103,7 @@ async def test_cancelled_request_closes_the_connection() -> None:
     """The daemon notices it: `answering` waits for the end of the connection."""
     async with answering(closes=False) as (client, requests):
         task = asyncio.create_task(client.request("GET", "/"))
-        while not requests:
-            await asyncio.sleep(0.01)
+        await until_true(lambda: bool(requests))
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()

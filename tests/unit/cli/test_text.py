@@ -1,4 +1,4 @@
-"""Text for a person: escapes, ages and times."""
+"""Text for people: escapes, ages and times."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -12,8 +12,8 @@ NOW = datetime(2026, 1, 31, 8, 0, 0, tzinfo=UTC)
 
 
 @given(st.text())
-def test_escaped_text_cannot_steer_a_terminal(text: str) -> None:
-    """Whatever the text: every character that is left is printable, and can be encoded."""
+def test_escaped_text_cannot_control_a_terminal(text: str) -> None:
+    """For any text, every remaining character is printable and can be encoded."""
     shown = escaped(text)
     assert all(character.isprintable() or character.isspace() for character in shown)
     assert not any(character in shown for character in "\n\r\t\x0b\x0c\x85\u2028\u2029")
@@ -21,7 +21,7 @@ def test_escaped_text_cannot_steer_a_terminal(text: str) -> None:
 
 
 def test_escapes_are_those_of_python() -> None:
-    """What is harmless stays; the rest can be read."""
+    """Harmless characters are unchanged; the others stay readable."""
     assert escaped("é 漢 ok") == "é 漢 ok"
     assert escaped("a\n\x1b[31m\x9b\u202e\ud800\U000e0001") == r"a\n\x1b[31m\x9b\u202e\ud800\U000e0001"
     assert escaped(7) == "7"
@@ -42,20 +42,20 @@ def test_escapes_are_those_of_python() -> None:
     ],
 )
 def test_durations_have_two_units(seconds: float, shown: str) -> None:
-    """The largest, and the next to it if there is any of it."""
+    """The largest unit, and the next one unless it is zero."""
     assert duration(seconds) == shown
 
 
 def test_times_are_relative_and_absolute() -> None:
-    """Past, future and now; and in UTC, to the second."""
+    """Relative: past, future and now. Absolute: UTC, to the second."""
     assert relative(NOW - timedelta(minutes=3), NOW) == "3m ago"
     assert relative(NOW + timedelta(seconds=40), NOW) == "in 40s"
     assert relative(NOW + timedelta(seconds=0.3), NOW) == "now"
     assert absolute(NOW.astimezone()) == "2026-01-31T08:00:00Z"
 
 
-def test_a_time_may_be_an_age() -> None:
-    """Both become the same; what has no zone, or is none, is refused."""
+def test_time_or_age_is_parsed() -> None:
+    """Both give the same result; a time without a zone and other texts are rejected."""
     assert parsed_time("2h", NOW) == parsed_time("2026-01-31T08:00:00+02:00", NOW)
     assert parsed_time("7d", NOW) == NOW - timedelta(days=7)
     for text in ("", "2", "h", "2w", "-2h", "2026-01-31T08:00:00", "2h\n", "\u0662h"):

@@ -1,1 +1,1 @@
-"""The commands of deliveries: publish, subscriptions, deliveries, dead-letters."""
+"""The commands for deliveries: publish, subscriptions, deliveries, dead-letters."""

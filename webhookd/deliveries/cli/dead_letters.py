@@ -1,7 +1,13 @@
-"""`webhookd dead-letters`: what failed for good, and its second chance."""
+"""`webhookd dead-letters`: shows deliveries that failed permanently, and requeues them.
+
+A requeue by filter runs in batches, one request each, so that progress can be shown. A batch is committed
+when its response arrives: an interrupted requeue keeps what was done, and can be repeated.
+"""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,24 +17,33 @@ from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, json_option, listing_options, one_more, row_id, time_or_age
 from webhookd.cli.text import escaped, excerpt
-from webhookd.deliveries.cli.requeue import requeue_each, requeue_matching
+from webhookd.core.errors import RequestRefused
 
 PAYLOAD_CHARACTERS = 2000
+# Small enough for a progress bar to move, large enough for the round trip not to matter.
+BATCH_SIZE = 1000
+NOT_DONE = 1
+ALREADY_REQUEUED = "already_requeued"
 
 
 def filter_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `which`: the API's filter, with what was given."""
+    """Add the filter options, and pass those that are given as `which`, with the API's names."""
 
-    @click.option("--subscription", type=row_id, metavar="ID", help="Only those of this subscription.")
-    @click.option("--error-code", help="Only those with this last error, such as HTTP_500 or TIMEOUT.")
+    @click.option("--subscription", type=row_id, metavar="ID", help="Only dead letters of this subscription.")
+    @click.option(
+        "--error-code", help="Only dead letters with this last error, for example HTTP_500 or TIMEOUT."
+    )
     @click.option(
         "--failed-after",
         type=time_or_age,
         metavar="TIME",
-        help="Only those that failed at this time or later: 2026-01-31T08:00:00Z, or 2h ago as 2h.",
+        help="Only dead letters that failed since this time: 2026-01-31T08:00:00Z, or an age such as 2h.",
     )
     @click.option(
-        "--failed-before", type=time_or_age, metavar="TIME", help="Only those that failed before this time."
+        "--failed-before",
+        type=time_or_age,
+        metavar="TIME",
+        help="Only dead letters that failed before this time.",
     )
     @functools.wraps(command)
     def wrapped(*arguments: Any, subscription: int | None, **others: Any) -> None:
@@ -46,7 +61,7 @@ def filter_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("dead-letters")
 def command() -> None:
-    """Look at what failed for good, and try it again."""
+    """Show and requeue deliveries that failed permanently."""
 
 
 @command.command("list", epilog=example("webhookd dead-letters list --error-code TIMEOUT --failed-after 2h"))
@@ -54,14 +69,14 @@ def command() -> None:
 @listing_options
 @asks_daemon
 def list_(client: Client, *, which: dict[str, Any], limit: int | None, as_json: bool) -> None:
-    """List dead letters, the newest first."""
+    """List dead letters, newest first."""
     output.list_rows(
         client.rows("/v1/dead-letters", which, one_more(limit)),
         ["id", "event", "subscription", "failed", "error", "requeued as"],
         _cells,
         limit=limit,
         as_json=as_json,
-        nothing="There are no such dead letters.",
+        nothing="No dead letters found.",
     )
 
 
@@ -70,9 +85,9 @@ def list_(client: Client, *, which: dict[str, Any], limit: int | None, as_json: 
 @json_option
 @asks_daemon
 def show(client: Client, *, dead_letter_id: int, as_json: bool) -> None:
-    """Show a dead letter with its payload: the beginning of a long one, all of it with --json."""
+    """Show a dead letter and the beginning of its payload. With --json the payload is complete."""
     answer = client.get(f"/v1/dead-letters/{dead_letter_id}")
-    output.show_answer(answer, lambda told: [output.fields(_facts(told.fields))], as_json=as_json)
+    output.show_answer(answer, lambda answer: [output.fields(_facts(answer.fields))], as_json=as_json)
 
 
 @command.command(
@@ -86,7 +101,7 @@ def show(client: Client, *, dead_letter_id: int, as_json: bool) -> None:
 @click.argument("dead_letter_ids", metavar="[ID]...", type=row_id, nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All dead letters.")
 @filter_options
-@click.option("--yes", is_flag=True, help="Really do it.")
+@click.option("--yes", is_flag=True, help="Requeue them; without it, --all and filters only count.")
 @json_option
 @asks_daemon
 def requeue(
@@ -98,21 +113,106 @@ def requeue(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Deliver dead letters again, each as a new delivery; each only once.
+    """Deliver dead letters again, each as a new delivery. A dead letter is requeued at most once.
 
-    By id; or by --all or a filter, which is a dry run that counts and exits with 1 unless --yes is given.
-    Ctrl-C leaves requeued what is requeued, and the same command goes on from there.
+    Select them by ID, by filter, or with --all. A filter or --all without --yes is a dry run: it counts, and
+    exits with 1 if there is something to requeue. After Ctrl-C, run the same command again to continue.
     """
     if dead_letter_ids:
         if every or which:
-            raise click.UsageError("give ids, or a filter, not both")
-        requeue_each(client, dead_letter_ids, as_json=as_json)
+            raise click.UsageError("use either ids or a filter, not both")
+        _requeue_each(client, dead_letter_ids, as_json=as_json)
     elif every or which:
         if every and which:
-            raise click.UsageError("--all and a filter contradict each other")
-        requeue_matching(client, which, yes=yes, as_json=as_json)
+            raise click.UsageError("use either --all or a filter, not both")
+        _requeue_matching(client, which, yes=yes, as_json=as_json)
     else:
-        raise click.UsageError("give ids, a filter, or --all")
+        raise click.UsageError("ids, a filter or --all is required")
+
+
+class Counts(msgspec.Struct):
+    """The totals of the batches so far."""
+
+    matched: int = 0
+    requeued: int = 0
+    skipped: int = 0
+
+    def add(self, batch: Mapping[str, Any]) -> None:
+        self.matched += batch["matched"]
+        self.requeued += batch["requeued"]
+        self.skipped += batch["skipped"]
+
+
+def _requeue_each(client: Client, dead_letter_ids: Sequence[int], *, as_json: bool) -> None:
+    """Requeue by id. If one is rejected, continue with the next and exit with 1 at the end."""
+    rejected = False
+    for dead_letter_id in dead_letter_ids:
+        result: dict[str, Any] = {"id": dead_letter_id}
+        try:
+            result["saga_id"] = client.post(f"/v1/dead-letters/{dead_letter_id}/requeue").value["saga_id"]
+            text = f"requeued as delivery {result['saga_id']}"
+        except RequestRefused as error:
+            result |= {"code": error.code, "saga_id": error.members.get("saga_id")}
+            if error.code == ALREADY_REQUEUED:
+                text = f"was already requeued as delivery {result['saga_id']}"
+            else:
+                text, rejected = f"rejected: {error}", True
+        if as_json:
+            output.show_json(msgspec.json.encode(result))
+        else:
+            click.echo(f"dead letter {dead_letter_id}: {text}")
+    if rejected:
+        sys.exit(NOT_DONE)
+
+
+def _requeue_matching(client: Client, which: dict[str, Any], *, yes: bool, as_json: bool) -> None:
+    """Count the dead letters; with `yes`, requeue those, but none that were added meanwhile."""
+    counted = Counts()
+    bound = dict(which)
+    for batch in _batches(client, which, dry_run=True):
+        counted.add(batch)
+        bound["failed_before"] = batch["failed_before"]
+    if not yes or not counted.requeued:
+        _print_counts(counted, "requeued" if yes else "would be requeued", as_json=as_json, dry_run=not yes)
+        if counted.requeued:
+            if not as_json:
+                click.echo(f"Nothing was requeued. To requeue them: {_command(which)}", err=True)
+            sys.exit(NOT_DONE)
+        return
+    done = Counts()
+    try:
+        with output.progress(counted.matched, "requeue") as progress:
+            for batch in _batches(client, bound, dry_run=False):
+                done.add(batch)
+                progress.advance(progress.task_ids[0], batch["matched"])
+    finally:  # also after an error or Ctrl-C
+        _print_counts(done, "requeued", as_json=as_json, dry_run=False)
+
+
+def _batches(client: Client, which: Mapping[str, Any], *, dry_run: bool) -> Iterator[dict[str, Any]]:
+    """Yield the response of each batch. The first one sets the upper time limit, by the database's clock."""
+    request = {"filter": dict(which), "dry_run": dry_run, "limit": BATCH_SIZE, "after_id": 0}
+    while True:
+        batch = client.post("/v1/dead-letters/requeue", request).value
+        yield batch
+        if batch["last_id"] is None:
+            return
+        request["after_id"] = batch["last_id"]
+        request["filter"] = dict(which) | {"failed_before": batch["failed_before"]}
+
+
+def _print_counts(counts: Counts, what: str, *, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        output.show_json(msgspec.json.encode(msgspec.structs.asdict(counts) | {"dry_run": dry_run}))
+        return
+    why = " (already requeued, or the subscription is paused or unverified)" if counts.skipped else ""
+    click.echo(f"{counts.matched} match, {counts.requeued} {what}, {counts.skipped} skipped{why}")
+
+
+def _command(which: Mapping[str, Any]) -> str:
+    options = {name.removesuffix("_id").replace("_", "-"): str(value) for name, value in which.items()}
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return shlex.join(["webhookd", "dead-letters", "requeue", *(words or ["--all"]), "--yes"])
 
 
 def _cells(row: Mapping[str, Any]) -> output.Row:
@@ -135,6 +235,6 @@ def _facts(letter: Mapping[str, msgspec.Raw]) -> Iterator[tuple[str, output.Cell
     yield "failed", output.time_field(known["failed_at"])
     yield "error", output.text(known["final_error_code"])
     requeued = known["requeued_saga_id"]
-    yield "requeued", "not yet" if requeued is None else f"as delivery {requeued}"
+    yield "requeued", "no" if requeued is None else f"as delivery {requeued}"
     payload = bytes(letter["payload_snapshot"]).decode("utf-8", "replace")
     yield "payload", excerpt(payload, PAYLOAD_CHARACTERS)

@@ -1,4 +1,4 @@
-"""`webhookd deliveries`: what became of events, and why."""
+"""`webhookd deliveries`: lists deliveries, and explains the state of one."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,32 +13,34 @@ from webhookd.cli.options import event_id, example, json_option, listing_options
 from webhookd.cli.text import escaped, excerpt
 from webhookd.core.states import SagaStatus
 
-# Of what an endpoint answered: enough to see which page of whose server it was.
+# Enough of an endpoint's response to recognise the error page of a proxy or a framework.
 EXCERPT_CHARACTERS = 60
 
-_IN_WORDS = {
-    SagaStatus.PENDING: "waits for its first attempt",
-    SagaStatus.IN_PROGRESS: "an attempt is under way",
-    SagaStatus.PENDING_RETRY: "failed so far, waits for the next attempt",
+HELD = "held: the subscription is paused or unverified"
+
+_DESCRIPTIONS = {
+    SagaStatus.PENDING: "waiting for the first attempt",
+    SagaStatus.IN_PROGRESS: "an attempt is in progress",
+    SagaStatus.PENDING_RETRY: "failed so far, waiting for the next attempt",
     SagaStatus.COMPLETED: "delivered",
-    SagaStatus.DEAD_LETTERED: "given up: in the dead letters",
+    SagaStatus.DEAD_LETTERED: "failed permanently: now a dead letter",
     "not_routed": "not routed to this subscription",
 }
 
 
 @click.group("deliveries")
 def command() -> None:
-    """Look at events on their way to subscriptions, and why."""
+    """List deliveries, and explain why one succeeded, failed or is waiting."""
 
 
 @command.command("list", epilog=example("webhookd deliveries list --status PendingRetry --subscription 3"))
 @click.option(
     "--status",
     type=click.Choice([status.value for status in SagaStatus]),
-    help="Only those in this state.",
+    help="Only deliveries with this status.",
 )
-@click.option("--subscription", type=row_id, metavar="ID", help="Only those to this subscription.")
-@click.option("--event", type=event_id, metavar="ID", help="Only those of this event.")
+@click.option("--subscription", type=row_id, metavar="ID", help="Only deliveries to this subscription.")
+@click.option("--event", type=event_id, metavar="ID", help="Only deliveries of this event.")
 @listing_options
 @asks_daemon
 def list_(
@@ -50,7 +52,7 @@ def list_(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List deliveries, the newest first."""
+    """List deliveries, newest first."""
     query = {"status": status, "subscription_id": subscription, "event_id": event}
     output.list_rows(
         client.rows("/v1/deliveries", query, one_more(limit)),
@@ -58,25 +60,25 @@ def list_(
         _cells,
         limit=limit,
         as_json=as_json,
-        nothing="There are no such deliveries.",
+        nothing="No deliveries found.",
     )
 
 
 @command.command("show", epilog=example("webhookd deliveries show 12", "webhookd deliveries show --event 7"))
 @click.argument("saga_id", type=row_id, required=False)
 @click.option(
-    "--event", type=event_id, metavar="ID", help="Answer for every subscription of this event's type."
+    "--event", type=event_id, metavar="ID", help="Explain this event for every subscription to its type."
 )
 @json_option
 @asks_daemon
 def show(client: Client, *, saga_id: int | None, event: int | None, as_json: bool) -> None:
-    """Tell why a delivery is where it is, with each of its attempts.
+    """Explain the status of a delivery, and show its attempts.
 
-    SAGA_ID is the delivery's id. With --event ID instead: for each subscription of the event's type, whether
-    it was delivered, waits, was given up, or was never routed, and why.
+    SAGA_ID is the delivery's id. With --event ID instead, show for each subscription to the event's type
+    whether the event was delivered, is waiting, failed permanently or was not routed, and why.
     """
     if (saga_id is None) == (event is None):
-        raise click.UsageError("give a delivery's id, or --event ID")
+        raise click.UsageError("either a delivery's id or --event ID is required")
     answer = client.get(f"/v1/events/{event}" if saga_id is None else f"/v1/deliveries/{saga_id}")
     if as_json:
         output.show_json(answer.body)
@@ -88,11 +90,11 @@ def show(client: Client, *, saga_id: int | None, event: int | None, as_json: boo
 
 def _cells(row: Mapping[str, Any]) -> output.Row:
     if row.get("held"):
-        last = "held: its subscription is paused or unverified"
+        last = HELD
     elif row["status"] == SagaStatus.PENDING_RETRY:
         last = output.time_cell(row["next_attempt_at"])
     else:
-        last = output.text(row["final_error_code"])
+        last = output.text(_error(row))
     return (
         str(row["id"]),
         str(row["event_id"]),
@@ -105,14 +107,14 @@ def _cells(row: Mapping[str, Any]) -> output.Row:
 
 
 def _delivery_parts(saga: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield output.line(f"delivery {saga['id']}  ", output.state(saga["status"]), f"  {_in_words(saga)}")
+    yield output.line(f"delivery {saga['id']}  ", output.state(saga["status"]), f"  {_described(saga)}")
     yield output.fields([*_why(saga), *_facts(saga)])
     yield output.heading("Attempts")
     attempts = saga.get("attempts") or []
     if not attempts:
         yield "none yet"
         return
-    yield output.table(["#", "when", "took", "result", "answer"], map(_attempt_cells, attempts))
+    yield output.table(["#", "when", "duration", "result", "response"], map(_attempt_cells, attempts))
 
 
 def _facts(saga: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
@@ -121,24 +123,29 @@ def _facts(saga: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
     yield "created", output.time_field(saga["created_at"])
     yield "changed", output.time_field(saga["updated_at"])
     yield "attempts", str(saga["attempt_count"])
-    if saga.get("final_error_code"):
-        yield "error", output.text(saga["final_error_code"])
+    if error := _error(saga):
+        yield "error", output.text(error)
     if saga.get("dead_letter_id"):
         yield "requeued from", f"dead letter {saga['dead_letter_id']}"
 
 
+def _error(saga: Mapping[str, Any]) -> str | None:
+    """Return the last error, unless a later attempt succeeded: then it belongs to that attempt only."""
+    return None if saga["status"] == SagaStatus.COMPLETED else saga.get("final_error_code")
+
+
 def _why(saga: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
-    """What the daemon says about it, in its words; and when it goes on."""
+    """Yield the daemon's explanation, and what happens next."""
     if saga.get("explanation"):
         yield "why", output.text(saga["explanation"])
     elif saga.get("reason"):
         yield "why", output.text(saga["reason"])
     elif saga.get("held"):
-        yield "why", "held: its subscription is paused or unverified"
+        yield "why", HELD
     if saga["status"] == SagaStatus.PENDING_RETRY and saga.get("next_attempt_at"):
         yield "next attempt", output.time_field(saga["next_attempt_at"])
     if saga.get("buried_as") and saga.get("reason") != "requeued":
-        yield "try again", f"webhookd dead-letters requeue {saga['buried_as']}"
+        yield "to retry", f"webhookd dead-letters requeue {saga['buried_as']}"
 
 
 def _attempt_cells(attempt: Mapping[str, Any]) -> output.Row:
@@ -148,7 +155,7 @@ def _attempt_cells(attempt: Mapping[str, Any]) -> output.Row:
         output.time_cell(attempt["finished_at"] or attempt["attempt_at"]),
         output.NONE if took is None else f"{took} ms",
         _result(attempt),
-        # Escaped: the endpoint's owner chose these bytes.
+        # Escaped, because the endpoint chose these bytes.
         excerpt(attempt.get("response_excerpt") or output.NONE, EXCERPT_CHARACTERS),
     )
 
@@ -162,7 +169,7 @@ def _result(attempt: Mapping[str, Any]) -> output.Cell:
 
 
 def _event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
-    """The payload stays as it is: it may have numbers that Python cannot hold."""
+    """The payload is not decoded: it may contain numbers that Python cannot represent."""
     known = {name: msgspec.json.decode(raw) for name, raw in event.items() if name != "payload"}
     payload = bytes(event["payload"]).decode("utf-8", "replace")
     yield output.line(f"event {known['id']}  {escaped(known['event_type'])}")
@@ -176,16 +183,16 @@ def _event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
     )
     deliveries = known["deliveries"]
     if not deliveries:
-        yield "\nThere is no subscription of this type."
+        yield "\nNo subscription to this event type."
     for delivery in deliveries:
         yield output.line(
             f"\nsubscription {delivery['subscription_id']}  ",
             output.state(delivery["status"]),
-            f"  {_in_words(delivery)}",
+            f"  {_described(delivery)}",
         )
         yield output.fields(_event_delivery_fields(delivery))
     if known.get("more_deliveries"):
-        yield f"\nThere are more: webhookd deliveries list --event {known['id']}"
+        yield f"\nThere are more deliveries: webhookd deliveries list --event {known['id']}"
 
 
 def _event_delivery_fields(delivery: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
@@ -194,9 +201,9 @@ def _event_delivery_fields(delivery: Mapping[str, Any]) -> Iterator[tuple[str, o
     yield from _why(delivery)
     if delivery.get("saga_id"):
         yield "delivery", f"{delivery['saga_id']}, attempts: {delivery['attempt_count']}"
-    if delivery.get("final_error_code"):
-        yield "error", output.text(delivery["final_error_code"])
+    if error := _error(delivery):
+        yield "error", output.text(error)
 
 
-def _in_words(saga: Mapping[str, Any]) -> str:
-    return _IN_WORDS.get(saga["status"], "")
+def _described(saga: Mapping[str, Any]) -> str:
+    return _DESCRIPTIONS.get(saga["status"], "")

@@ -1,44 +1,70 @@
-"""`webhookd subscriptions`: who gets which events, where; and the secrets that sign them."""
+"""`webhookd subscriptions`: creates, changes and lists subscriptions and their signing secrets."""
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, json_option, listing_options, one_more, row_id
+from webhookd.cli.options import example, json_option, listing_options, one_more, read_bounded, row_id
+from webhookd.cli.text import escaped
 from webhookd.core.limits import MAX_ATTEMPTS, MAX_DELAY_SECONDS
-from webhookd.deliveries.cli.headers import header_options
 
-# The endpoint may take a whole delivery's timeout, which an operator may have raised.
+# The daemon waits for the endpoint up to delivery.timeout_seconds, which an operator may have raised.
 VERIFY_TIMEOUT_SECONDS = 120.0
-SHOWN_ONCE = "The secret is shown this once: give it to the receiver, which verifies with it."
+SHOWN_ONCE = "The secret is shown only once. The receiver needs it to verify signatures."
+MAX_HEADER_FILE_BYTES = 65_536
+# Headers with these words in their name are probably secret, and must not appear in a list of processes.
+_SECRET_WORDS = ("auth", "cookie", "key", "pass", "secret", "signature", "token")
 
 subscription_id = click.argument("subscription_id", metavar="ID", type=row_id)
 subscription_ids = click.argument("subscription_ids", metavar="ID...", type=row_id, nargs=-1, required=True)
 max_attempts = click.option(
     "--max-attempts",
     type=click.IntRange(1, MAX_ATTEMPTS),
-    help="Attempts in all, in place of the daemon's setting.",
+    help="Maximum number of attempts (default: the daemon's retry.max_attempts).",
 )
 base_delay_seconds = click.option(
     "--base-delay-seconds",
     type=click.FloatRange(0, MAX_DELAY_SECONDS),
-    help="The delay after the first failure, in place of the daemon's setting.",
+    help="Delay after the first failure (default: the daemon's retry.base_delay_seconds).",
 )
-description = click.option("--description", help="For people.")
+description = click.option("--description", help="A text for people.")
+
+
+def header_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --header and --header-file, and pass `headers`: a dict, or None if neither is given."""
+
+    @click.option(
+        "--header",
+        "lines",
+        metavar="'NAME: VALUE'",
+        multiple=True,
+        help="A header to send with each delivery; can be repeated.",
+    )
+    @click.option(
+        "--header-file",
+        metavar="FILE",
+        help="Read headers from this file, one per line, or from stdin with -. Use it for secret values.",
+    )
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, lines: tuple[str, ...], header_file: str | None, **others: Any) -> None:
+        command(*arguments, headers=_headers(lines, header_file), **others)
+
+    return wrapped
 
 
 @click.group("subscriptions")
 def command() -> None:
-    """Look at subscriptions, make and change them."""
+    """Create, change and list subscriptions."""
 
 
 @command.command("list", epilog=example("webhookd subscriptions list --event-type order.created --paused"))
-@click.option("--event-type", help="Only those of this type.")
-@click.option("--active/--paused", default=None, help="Only those that are.")
-@click.option("--verified/--unverified", default=None, help="Only those that are.")
+@click.option("--event-type", help="Only subscriptions to this event type.")
+@click.option("--active/--paused", default=None, help="Only active, or only paused subscriptions.")
+@click.option("--verified/--unverified", default=None, help="Only verified, or only unverified ones.")
 @listing_options
 @asks_daemon
 def list_(
@@ -50,7 +76,7 @@ def list_(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List subscriptions, the newest first."""
+    """List subscriptions, newest first."""
     query = {"event_type": event_type, "active": _flag(active), "verified": _flag(verified)}
     output.list_rows(
         client.rows("/v1/subscriptions", query, one_more(limit)),
@@ -58,7 +84,7 @@ def list_(
         _cells,
         limit=limit,
         as_json=as_json,
-        nothing="There are no such subscriptions.",
+        nothing="No subscriptions found.",
     )
 
 
@@ -67,7 +93,7 @@ def list_(
 @json_option
 @asks_daemon
 def show(client: Client, *, subscription_id: int, as_json: bool) -> None:
-    """Show a subscription and how its endpoint does."""
+    """Show a subscription and the health of its endpoint."""
     _print(client.get(f"/v1/subscriptions/{subscription_id}"), as_json=as_json)
 
 
@@ -86,12 +112,12 @@ def show(client: Client, *, subscription_id: int, as_json: bool) -> None:
 @description
 @json_option
 @asks_daemon
-def create(client: Client, *, as_json: bool, **asked: Any) -> None:
-    """Subscribe CALLBACK_URL to events of EVENT_TYPE. Its secret is printed this once.
+def create(client: Client, *, as_json: bool, **options: Any) -> None:
+    """Subscribe CALLBACK_URL to events of EVENT_TYPE, and print the signing secret.
 
-    Nothing is delivered until the endpoint has answered its challenge: see `verify`.
+    The secret is shown only once. Nothing is delivered until the endpoint is verified: see `verify`.
     """
-    answer = client.post("/v1/subscriptions", _given(asked))
+    answer = client.post("/v1/subscriptions", _given(options))
     _print(answer, as_json=as_json)
     if not as_json:
         click.echo(SHOWN_ONCE, err=True)
@@ -102,13 +128,13 @@ def create(client: Client, *, as_json: bool, **asked: Any) -> None:
     "change", epilog=example("webhookd subscriptions change 3 --callback-url https://shop.example/new")
 )
 @subscription_id
-@click.option("--callback-url", help="Where to deliver from now on; it must be verified again.")
+@click.option("--callback-url", help="New URL for deliveries; it must be verified again.")
 @max_attempts
 @base_delay_seconds
 @header_options
 @description
-@click.option("--no-headers", is_flag=True, help="Send no further headers.")
-@click.option("--default-policy", is_flag=True, help="Retry as the daemon's setting says.")
+@click.option("--no-headers", is_flag=True, help="Remove all headers.")
+@click.option("--default-policy", is_flag=True, help="Use the daemon's retry settings.")
 @json_option
 @asks_daemon
 def change(
@@ -118,16 +144,16 @@ def change(
     no_headers: bool,
     default_policy: bool,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
-    """Change a subscription. Headers that are given replace all that there were."""
-    changes = _given(asked)
+    """Change a subscription. New headers replace all previous headers."""
+    changes = _given(options)
     if no_headers:
         changes.setdefault("headers", {})
     if default_policy:
         changes = {"max_attempts": None, "base_delay_seconds": None} | changes
     if not changes:
-        raise click.UsageError("say what to change")
+        raise click.UsageError("at least one change is required")
     _print(client.patch(f"/v1/subscriptions/{subscription_id}", changes), as_json=as_json)
 
 
@@ -135,21 +161,21 @@ def change(
 @subscription_ids
 @asks_daemon
 def pause(client: Client, *, subscription_ids: tuple[int, ...]) -> None:
-    """Stop delivering to subscriptions. What is under way waits; new events are not routed to them."""
-    for one in subscription_ids:
-        client.patch(f"/v1/subscriptions/{one}", {"active": False})
-        click.echo(f"subscription {one} is paused")
+    """Stop deliveries to subscriptions. Unfinished deliveries wait; new events are not routed to them."""
+    for subscription_id in subscription_ids:
+        client.patch(f"/v1/subscriptions/{subscription_id}", {"active": False})
+        click.echo(f"subscription {subscription_id} is paused")
 
 
 @command.command("resume", epilog=example("webhookd subscriptions resume 3 4"))
 @subscription_ids
 @asks_daemon
 def resume(client: Client, *, subscription_ids: tuple[int, ...]) -> None:
-    """Deliver to paused subscriptions again, also what waited."""
-    for one in subscription_ids:
-        resumed = client.patch(f"/v1/subscriptions/{one}", {"active": True}).value
-        unverified = "" if resumed["verified"] else f", but not verified: webhookd subscriptions verify {one}"
-        click.echo(f"subscription {one} is active{unverified}")
+    """Resume deliveries to paused subscriptions, including those that were waiting."""
+    for subscription_id in subscription_ids:
+        resumed = client.patch(f"/v1/subscriptions/{subscription_id}", {"active": True}).value
+        verify_it = f", but not verified: webhookd subscriptions verify {subscription_id}"
+        click.echo(f"subscription {subscription_id} is active{'' if resumed['verified'] else verify_it}")
 
 
 @command.command("verify", epilog=example("webhookd subscriptions verify 3"))
@@ -157,7 +183,7 @@ def resume(client: Client, *, subscription_ids: tuple[int, ...]) -> None:
 @json_option
 @asks_daemon
 def verify(client: Client, *, subscription_id: int, as_json: bool) -> None:
-    """Send the endpoint its challenge, and wait for the answer."""
+    """Send the endpoint a challenge, and wait for the response."""
     path = f"/v1/subscriptions/{subscription_id}/verify"
     answer = client.post(path, timeout_seconds=VERIFY_TIMEOUT_SECONDS)
     if as_json:
@@ -171,14 +197,14 @@ def verify(client: Client, *, subscription_id: int, as_json: bool) -> None:
 @json_option
 @asks_daemon
 def rotate_secret(client: Client, *, subscription_id: int, as_json: bool) -> None:
-    """Make a new secret, printed this once. The old one goes on signing beside it for a while."""
+    """Create a new signing secret and print it once. The old secret stays valid for a while."""
     answer = client.post(f"/v1/subscriptions/{subscription_id}/rotate-secret")
     if as_json:
         output.show_json(answer.body)
         return
     rotated = answer.value
     until = output.time_field(rotated["previous_valid_until"])
-    output.show(output.fields([("secret", rotated["secret"]), ("old one signs until", until)]))
+    output.show(output.fields([("secret", rotated["secret"]), ("old secret valid until", until)]))
     click.echo(SHOWN_ONCE, err=True)
 
 
@@ -223,16 +249,47 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
     for name, what in (("last_failure_at", "last failure"), ("last_recovery_at", "last recovery")):
         if row["health"][name]:
             yield what, output.time_field(row["health"][name])
-    for name, what in (("max_attempts", "max attempts"), ("base_delay_seconds", "base delay")):
-        yield what, "the daemon's" if row[name] is None else f"{row[name]:g}"
+    for name, what, unit in (("max_attempts", "max attempts", ""), ("base_delay_seconds", "base delay", "s")):
+        yield what, "default" if row[name] is None else f"{row[name]:g}{unit}"
     yield "description", output.text(row["description"])
     yield "created", output.time_field(row["created_at"])
     yield "changed", output.time_field(row["updated_at"])
 
 
-def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if value is not None}
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _flag(value: bool | None) -> str | None:
     return None if value is None else str(value).lower()
+
+
+def _headers(lines: tuple[str, ...], file: str | None) -> dict[str, str] | None:
+    headers = _parsed_headers(lines, "--header")
+    for name in headers:
+        if any(word in name.lower() for word in _SECRET_WORDS):
+            raise click.UsageError(
+                f"--header: every user of this machine can see arguments; write {escaped(name)} to a file, "
+                "and use --header-file FILE"
+            )
+    if file is None:
+        return headers or None
+    text = read_bounded(file, "--header-file", MAX_HEADER_FILE_BYTES).decode("utf-8", "replace")
+    read = _parsed_headers(filter(str.strip, text.split("\n")), "--header-file")
+    if not read:
+        raise click.UsageError(f"--header-file: {file} contains no headers")
+    return headers | read
+
+
+def _parsed_headers(lines: Iterable[str], option: str) -> dict[str, str]:
+    """Split the lines. The daemon validates names and values, but cannot see duplicates in a JSON object."""
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            # The line is not repeated in the message: it may be the secret itself.
+            raise click.UsageError(f"{option}: a header must be written as 'Name: value'")
+        if name.strip().lower() in map(str.lower, headers):
+            raise click.UsageError(f"{option}: {escaped(name.strip())} is given twice")
+        headers[name.strip()] = value.strip()
+    return headers
