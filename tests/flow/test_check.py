@@ -101,7 +101,7 @@ async def test_invalid_configuration(command: Command) -> None:
     )
     open_dsn = "postgresql://a:hunter2@db.invalid/b?sslmode=disable"
     line = await command.refused(78, "check", dsn=open_dsn)
-    assert "sslmode=disable to db.invalid" in line
+    assert "sslmode=disable for db.invalid" in line
     assert "hunter2" not in line
     meant = await command.run("check", dsn=open_dsn, WEBHOOKD_DATABASE_ALLOW_UNENCRYPTED="true")
     assert meant.code == 69  # the host does not exist
@@ -124,21 +124,21 @@ async def test_check_and_serve_print_the_same_warnings(
     """Too many connections, a configuration file that every user may read or change."""
     daemon = make_daemon(database={"pool_size": 1000})
     daemon.config_path.chmod(0o666)
-    warned = [
+    warnings = [
         "this instance may need 1001 connections",
-        "holds the database's password, and everybody may read it",
-        "others than the owner",
+        "contains the database password and all users can read it",
+        "users other than the owner",
     ]
     if os.geteuid() == 0:
         os.chown(daemon.config_path, 65534, 65534)
-        warned.append("belongs to another user")
+        warnings.append("belongs to another user")
     ended = await command.run("--config", str(daemon.config_path), "check")
     assert ended.code == 0, ended
     await daemon.start()
-    for words in warned:
+    for words in warnings:
         assert any(line.startswith("! ") and words in line for line in ended.out), words
         assert any(line["level"] == "warning" for line in daemon.logged(words)), words
     daemon.config_path.chmod(0o600)
     again = await command.run("--config", str(daemon.config_path), "check")
-    assert "everybody may read it" not in "".join(again.out)
+    assert "all users can read it" not in "".join(again.out)
     assert password_of(database.dsn("daemon")) not in "".join(ended.out + daemon.said())

@@ -49,7 +49,8 @@ def command(config_path: Path | None, *, as_json: bool) -> None:
         settings = load_settings(path, os.environ)
         found.append(Finding("good", "configuration", _source(path)))
         found += [Finding("warning", "configuration", text) for text in config_warnings.file_warnings(path)]
-        found += [Finding("warning", "database", text) for text in config_warnings.settings_warnings(settings)]
+        warnings = config_warnings.settings_warnings(settings)
+        found += [Finding("warning", "database", text) for text in warnings]
         if settings.database.embedded and is_new(data_dir(settings)):
             version = wheel_installation(None).version
             text = f"embedded PostgreSQL {version}: `serve` will create it in {data_dir(settings)}"

@@ -9,11 +9,11 @@ import typing
 import click
 
 from webhookd.cli.options import example, json_option
+from webhookd.core.limits import MAX_TOKEN_NAME_CHARACTERS
 from webhookd.core.settings import Scope
 
 PREFIX = "whd_"
 RANDOM_BYTES = 32
-MAX_NAME_LENGTH = 100
 SCOPES: tuple[str, ...] = typing.get_args(Scope)
 
 
@@ -40,8 +40,8 @@ def command(name: str, scopes: tuple[str, ...], *, as_json: bool) -> None:
     The token is printed to stdout and stored nowhere. Its entry for webhookd.toml, with a digest of the
     token, is printed to stderr. Add the entry to webhookd.toml and reload the daemon.
     """
-    if not name.isprintable() or not 1 <= len(name) <= MAX_NAME_LENGTH:
-        raise click.UsageError(f"NAME must be 1 to {MAX_NAME_LENGTH} printable characters")
+    if not name.isprintable() or not 1 <= len(name) <= MAX_TOKEN_NAME_CHARACTERS:
+        raise click.UsageError(f"NAME must be 1 to {MAX_TOKEN_NAME_CHARACTERS} printable characters")
     token = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(RANDOM_BYTES)).decode().rstrip("=")
     entry = {
         "name": name,

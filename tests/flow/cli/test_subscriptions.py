@@ -18,7 +18,7 @@ async def test_life_of_a_subscription(cli: Shell, endpoint: Endpoint) -> None:
     assert "\x1b" not in created.out
     refused = await cli.run("subscriptions", "verify", "1")
     assert refused.exit_code == 1
-    assert "answered 500 (verification_failed)" in refused.error
+    assert "responded with 500 (verification_failed)" in refused.error
 
     endpoint.echo_challenge()
     assert (await cli.done("subscriptions", "verify", "1")).out == "subscription 1 is verified\n"

@@ -16,10 +16,8 @@ from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, json_option, read_bounded
 from webhookd.core.errors import RequestRefused, WebhookdError
+from webhookd.core.limits import MAX_BATCH_EVENTS, MAX_PAYLOAD_BYTES
 
-# The database's limit. A daemon's api.max_payload_bytes cannot be larger.
-MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
-MAX_BATCH_EVENTS = 1000
 # Below the daemon's default limit for a body. A request that is too large for a daemon is sent as two halves.
 MAX_BATCH_BYTES = 900_000
 MAX_LINE_BYTES = 9 * 1024 * 1024
