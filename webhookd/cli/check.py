@@ -111,5 +111,5 @@ def _print(found: list[Finding]) -> None:
 
 def _source(path: Path | None) -> str:
     variables = ", ".join(sorted(setting_variables(os.environ)))
-    file = str(path) if path else "no file, defaults"
+    file = str(path) if path else "defaults, no file"
     return f"{file}, and {variables} from the environment" if variables else file

@@ -73,7 +73,7 @@ class Answer:
         return _decoded(self.body, dict[str, msgspec.Raw])
 
 
-class Page(msgspec.Struct):
+class RowPage(msgspec.Struct):
     """One page of a list. The rows are not decoded."""
 
     items: list[msgspec.Raw]
@@ -110,7 +110,7 @@ class Client:
         filters = dict(query or {})
         while left is None or left > 0:
             page_size = PAGE_SIZE if left is None else min(left, PAGE_SIZE)
-            page = _decoded(self.get(path, filters | {"limit": page_size}).body, Page)
+            page = _decoded(self.get(path, filters | {"limit": page_size}).body, RowPage)
             yield from page.items
             if page.next_cursor is None:
                 return

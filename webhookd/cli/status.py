@@ -174,7 +174,7 @@ def _waiting(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:
         for name, text in WAITING.items()
         if name in stages
     ]
-    yield output.table(["waiting", "count", "oldest"], rows) if rows else "nothing"
+    yield output.table(["work", "count", "oldest"], rows) if rows else "nothing"
 
 
 def _dead_letters(of_a_day: int | None) -> output.Cell:
@@ -230,7 +230,9 @@ def _retries(retry: dict[str, Any]) -> str:
         return output.NONE
     first, longest = duration(retry["base_delay_seconds"]), duration(retry["max_delay_seconds"])
     jitter = f", jitter {retry['jitter']:g}" if retry["jitter"] else ""
-    return f"{retry['max_attempts']} attempts, {first} after the first, then doubled up to {longest}{jitter}"
+    return (
+        f"{retry['max_attempts']} attempts; first retry after {first}, delay doubled up to {longest}{jitter}"
+    )
 
 
 def _unreachable(error: ServiceUnavailable) -> RenderableType:

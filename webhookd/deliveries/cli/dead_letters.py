@@ -130,7 +130,7 @@ def requeue(
         raise click.UsageError("ids, a filter or --all is required")
 
 
-class Counts(msgspec.Struct):
+class RequeueCounts(msgspec.Struct):
     """The totals of the batches so far."""
 
     matched: int = 0
@@ -167,7 +167,7 @@ def _requeue_each(client: Client, dead_letter_ids: Sequence[int], *, as_json: bo
 
 def _requeue_matching(client: Client, which: dict[str, Any], *, yes: bool, as_json: bool) -> None:
     """Count the dead letters; with `yes`, requeue those, but none that were added meanwhile."""
-    counted = Counts()
+    counted = RequeueCounts()
     bound = dict(which)
     for batch in _batches(client, which, dry_run=True):
         counted.add(batch)
@@ -179,7 +179,7 @@ def _requeue_matching(client: Client, which: dict[str, Any], *, yes: bool, as_js
                 click.echo(f"Nothing was requeued. To requeue them: {_command(which)}", err=True)
             sys.exit(NOT_DONE)
         return
-    done = Counts()
+    done = RequeueCounts()
     try:
         with output.progress(counted.matched, "requeue") as progress:
             for batch in _batches(client, bound, dry_run=False):
@@ -201,7 +201,7 @@ def _batches(client: Client, which: Mapping[str, Any], *, dry_run: bool) -> Iter
         request["filter"] = dict(which) | {"failed_before": batch["failed_before"]}
 
 
-def _print_counts(counts: Counts, what: str, *, as_json: bool, dry_run: bool) -> None:
+def _print_counts(counts: RequeueCounts, what: str, *, as_json: bool, dry_run: bool) -> None:
     if as_json:
         output.show_json(msgspec.json.encode(msgspec.structs.asdict(counts) | {"dry_run": dry_run}))
         return
