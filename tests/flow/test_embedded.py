@@ -123,8 +123,10 @@ async def test_from_nothing_to_a_verified_delivery(
     Webhook(created["secret"]).verify(request.body, request.headers)
 
     [line] = daemon.logged("PostgreSQL")
-    assert line["message"] == f"PostgreSQL {wheel_installation(None).version} runs in {home.data}"
-    assert "0001_tables" in line["migrated"]
+    assert (
+        line["message"] == f"embedded PostgreSQL {wheel_installation(None).version} is running in {home.data}"
+    )
+    assert "0001_baseline" in line["migrated"]
     admin_dsn = line["look_inside"].removeprefix("psql '").removesuffix("'")
     psql = [wheel_installation(None).program("psql"), "-XAtc", "select count(*) from webhookd.events"]
     counted = await asyncio.to_thread(subprocess.run, [*psql, admin_dsn], capture_output=True, check=True)
@@ -250,7 +252,7 @@ async def test_check_creates_no_server(make_home: MakeHome) -> None:
     home = make_home(filled=False)
     ended = await Command(home.folder).run("migrate", "--check", **{DATA_DIR: str(home.data)})
     assert ended.code == 1
-    assert ended.out[0] == "pending 0001_tables"
+    assert ended.out[0] == "pending 0001_baseline"
     assert not home.data.exists()
 
 
@@ -281,9 +283,8 @@ def test_server_started_by_hand_is_refused(make_home: MakeHome) -> None:
     home = make_home()
     folder = open_folder(home.data)
     settings = ("-c", "listen_addresses=", "-c", f"unix_socket_directories={folder.socket_folder()}")
-    programs = folder.runnable(
-        wheel_installation(None)
-    )  # the account cannot run the wheel of a private checkout
+    # The account cannot run the wheel of a private checkout, but it can run a copy.
+    programs = folder.runnable(wheel_installation(None))
     command = [programs.program("postgres"), "-D", str(folder.pgdata), *settings]
     by_hand = start_program(command, folder.account, Path("/"), subprocess.DEVNULL)
     try:

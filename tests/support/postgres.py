@@ -313,10 +313,8 @@ def memory_has_room() -> bool:
         return False
     # The server's programs may have to be copied there, so that another account can run them.
     is_executable = not shared.f_flag & os.ST_NOEXEC and os.access(MEMORY_FOLDER, os.W_OK | os.X_OK)
-    return (
-        is_executable
-        and min(shared.f_bavail * shared.f_frsize, int(available_kib) * 1024) >= MIN_FREE_MEMORY_BYTES
-    )
+    free_bytes = min(shared.f_bavail * shared.f_frsize, available_kib * 1024)
+    return is_executable and free_bytes >= MIN_FREE_MEMORY_BYTES
 
 
 def make_folder(account: Account | None, *, in_memory: bool = False) -> Path:
