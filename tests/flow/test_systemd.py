@@ -84,7 +84,7 @@ async def test_sighup_works_as_soon_as_ready_is_sent(daemon: DaemonProcess, syst
         daemon.sighup() if message == "READY=1" and len(systemd.messages) == 1 else None
     )
     await daemon.start()
-    await daemon.until(lambda: daemon.logged("was reloaded"), "reloaded")
+    await daemon.until(lambda: daemon.logged("configuration reloaded"), "reloaded")
 
 
 async def test_watchdog_is_notified(make_daemon: MakeDaemon, systemd: NotifySocket, wire: Wire) -> None:
