@@ -76,7 +76,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "A36": (*BAD_URL, "Differs: 500 characters, as the table says."),
     "A38": (
         CLIENT_ADDRESSES + "::test_a38_checked_address_is_the_dialled_address",
-        "tests/flow/test_addresses.py::test_a_name_that_moves_to_a_private_address_is_not_followed",
+        "tests/flow/test_addresses.py::test_dns_rebinding_is_blocked",
     ),
     "A39": (
         "tests/unit/outbound/test_client_addresses.py::test_a39_only_permitted_addresses_of_a_mixed_answer_are_dialled",
@@ -87,8 +87,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "A41": (
         "tests/unit/outbound/test_client_addresses.py::test_a41_at_most_four_addresses_are_tried",
         "tests/unit/outbound/test_client_addresses.py::test_a41_the_lookup_is_inside_the_deadline",
-        "tests/flow/test_addresses.py::test_of_five_hundred_addresses_four_are_tried",
-        "tests/flow/test_addresses.py::test_a_name_that_is_never_answered_times_out",
+        "tests/flow/test_addresses.py::test_at_most_four_of_five_hundred_addresses_are_dialled",
+        "tests/flow/test_addresses.py::test_unanswered_dns_lookup_times_out",
     ),
     "A42": (
         "tests/unit/outbound/test_client_addresses.py::test_a_name_without_an_address_fails_as_dns",
@@ -212,7 +212,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F9": ("Differs: secrets are not encrypted yet, so there is no key to be unknown.",),
     "F11": (
         "tests/unit/outbound/test_client_responses.py::test_f11_a_proxy_in_the_environment_is_not_used",
-        "tests/flow/test_addresses.py::test_a_proxy_or_password_file_of_the_environment_is_not_used",
+        "tests/flow/test_addresses.py::test_proxy_and_netrc_of_the_environment_are_ignored",
     ),
     "F12": (
         "Differs: a service's environment is its unit's, and who sets PYTHONPATH may as well replace it.",

@@ -1,7 +1,7 @@
-"""Where a daemon may connect to, end to end: URLs stored past the API's rules, and names that lie.
+"""Which addresses a daemon dials, end to end: URLs stored without the API's checks, and hostile DNS.
 
-The daemon runs with the tests' names and a record of its dials (tests/support/site), kept outside of the
-guard by Python's own notice of a connection about to be made; and the endpoint counts what comes.
+The daemon runs with the tests' resolver and records its dials (tests/support/site) outside of the guard, with
+Python's audit event for connects. The endpoint counts its connections.
 """
 
 import asyncio
@@ -33,33 +33,33 @@ ATTEMPTED_WITH = """
 """
 
 
-def host(address: str) -> str:
-    """An address as it stands in a URL."""
+def url_host(address: str) -> str:
+    """Format an address for a URL."""
     return f"[{address}]" if ":" in address else address
 
 
 async def deliver_to(flow: Flow, hosts: list[str], port: int) -> dict[str, str | None]:
-    """One event to each host, stored past the API, which would refuse some; each attempt's error code."""
-    subscriptions = {one: await flow.subscribe(callback_url=f"https://{one}:{port}/hook") for one in hosts}
+    """Deliver one event to each host, stored without the API's checks; the error code of each attempt."""
+    subscriptions = {host: await flow.subscribe(callback_url=f"https://{host}:{port}/hook") for host in hosts}
     await flow.publish()
     await until(flow.daemon, ALL_SETTLED, len(hosts))
     codes = {}
-    for one, subscription_id in subscriptions.items():
+    for host, subscription_id in subscriptions.items():
         [attempt] = await flow.attempts(subscription_id)
-        codes[one] = attempt["error_code"]
+        codes[host] = attempt["error_code"]
     return codes
 
 
 async def test_without_allowed_networks_nothing_private_is_dialled(
     flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
 ) -> None:
-    """Every address of part A, as a literal and behind a name, this machine's own included."""
+    """Every address of part A, as a literal and behind a name, including this machine's own."""
     named = [f"n{number}.hooks.example" for number in range(len(ADDRESSES))]
     for name, address in zip(named, ADDRESSES, strict=True):
         names.answer(name, address)
     daemon = make_daemon(names.environment, delivery=HELD | {"allow_networks": []}, retry=ONCE)
     await daemon.start()
-    hosts = [*map(host, ADDRESSES), *named]
+    hosts = [*map(url_host, ADDRESSES), *named]
     assert await deliver_to(flow, hosts, endpoint.port) == dict.fromkeys(hosts, "ADDRESS_BLOCKED")
     assert names.dials == set()
     assert endpoint.connections == []
@@ -67,16 +67,16 @@ async def test_without_allowed_networks_nothing_private_is_dialled(
     assert daemon.metric("webhookd_service_restarts_total") == 0
 
 
-async def test_an_allowed_address_is_dialled_and_none_beside_it(
+async def test_only_the_allowed_address_is_dialled(
     flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
 ) -> None:
-    """With 127.0.0.1 open: its neighbours, other spellings of numbers, mixed, empty and impossible names."""
+    """With 127.0.0.1 allowed: neighbours, numeric hosts, and mixed, empty and invalid names."""
     names.answer("hooks.example", "127.0.0.1")
     names.answer("mixed.hooks.example", "10.0.0.1", "127.0.0.1", "169.254.169.254", "::1")
     names.answer("neighbour.hooks.example", "127.0.0.2")
     names.answer("six.hooks.example", "::1")
     names.answer("all-bad.hooks.example", "10.0.0.1", "fe80::1", "192.168.0.1")
-    names.answer("0x7f000002", "127.0.0.2")  # as the machine's resolver has it
+    names.answer("0x7f000002", "127.0.0.2")  # like the machine's resolver
     names.answer("0x7f.0.0.2", "127.0.0.2")
     expected: dict[str, str | None] = {
         "127.0.0.1": None,
@@ -108,10 +108,10 @@ async def test_an_allowed_address_is_dialled_and_none_beside_it(
     assert len(endpoint.requests) == 3
 
 
-async def test_a_name_that_moves_to_a_private_address_is_not_followed(
+async def test_dns_rebinding_is_blocked(
     flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
 ) -> None:
-    """Rebinding: the first attempts are dialled, and fail; then the name says something else, and none is."""
+    """The first attempts are dialled and fail; then the name resolves to a private address."""
     moves = {"a.hooks.example": "127.0.0.2", "b.hooks.example": "10.0.0.1", "c.hooks.example": "::1"}
     endpoint.answer(500, headers={"Connection": "close"})  # a new connection for each attempt
     subscriptions = {}
@@ -132,10 +132,10 @@ async def test_a_name_that_moves_to_a_private_address_is_not_followed(
     assert names.dials == {("127.0.0.1", endpoint.port)}
 
 
-async def test_of_five_hundred_addresses_four_are_tried(
+async def test_at_most_four_of_five_hundred_addresses_are_dialled(
     flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
 ) -> None:
-    """A name cannot make the daemon knock at five hundred doors."""
+    """A name with many addresses does not cost many dials."""
     names.answer("hooks.example", *(f"127.1.{n // 250}.{n % 250 + 1}" for n in range(500)))
     await make_daemon(names.environment, delivery=HELD, retry=ONCE).start()
     codes = await deliver_to(flow, ["hooks.example"], endpoint.port)
@@ -143,10 +143,10 @@ async def test_of_five_hundred_addresses_four_are_tried(
     assert len(names.dials) == 4
 
 
-async def test_a_name_that_is_never_answered_times_out(
+async def test_unanswered_dns_lookup_times_out(
     flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
 ) -> None:
-    """DNS is inside the deadline: a timeout like others, without a dial; another name is delivered to."""
+    """The deadline covers DNS: nothing is dialled, and another name is delivered to."""
     names.stay_silent("silent.hooks.example")
     names.answer("hooks.example", "127.0.0.1")
     silent = await flow.subscribe(callback_url=endpoint.url("/silent", "silent.hooks.example"))
@@ -154,15 +154,15 @@ async def test_a_name_that_is_never_answered_times_out(
     await make_daemon(names.environment, delivery=SHORT, retry=PATIENT).start()
     await flow.publish()
     await until(flow.daemon, ATTEMPTED_WITH, silent, "TIMEOUT")
-    await until(flow.daemon, COMPLETED_OF, good)  # at the first attempt that has the time for a greeting
+    await until(flow.daemon, COMPLETED_OF, good)  # the first attempt with enough time for a handshake
     assert {attempt["error_code"] for attempt in await flow.attempts(silent)} <= {"TIMEOUT", None}
     assert names.dials == {("127.0.0.1", endpoint.port)}
 
 
-async def test_names_that_are_never_answered_hold_up_no_others(
+async def test_unanswered_dns_lookups_do_not_delay_other_names(
     flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
 ) -> None:
-    """Forty of them are being asked for, and an event for a name that is answered arrives."""
+    """With forty lookups pending, an event for another name arrives."""
     silent = [f"s{number}.hooks.example" for number in range(40)]
     names.stay_silent(*silent)
     names.answer("hooks.example", "127.0.0.1")
@@ -171,28 +171,28 @@ async def test_names_that_are_never_answered_hold_up_no_others(
     good = await flow.subscribe("good", endpoint.url("/good", "hooks.example"))
     daemon = await make_daemon(names.environment, delivery=HELD, retry=PATIENT).start()
     await flow.publish("silent")
-    await daemon.until(lambda: sorted(names.asked) == sorted(silent), "asking")
+    await daemon.until(lambda: sorted(names.asked) == sorted(silent), "looking up")
     await flow.publish("good")
     await until(flow.daemon, ATTEMPT_ENDED, good)
     assert [attempt["error_code"] for attempt in await flow.attempts(good)] == [None]
 
 
-async def test_a_name_that_is_never_answered_does_not_keep_the_daemon(
+async def test_unanswered_dns_lookup_does_not_delay_shutdown(
     flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon
 ) -> None:
-    """SIGTERM while a lookup hangs: once it says that it stopped, it has."""
+    """After SIGTERM during a pending lookup the daemon stops."""
     names.stay_silent("silent.hooks.example")
     await flow.subscribe(callback_url=endpoint.url("/hook", "silent.hooks.example"))
     daemon = await make_daemon(names.environment, delivery=SHORT).start()
     await flow.publish()
-    await daemon.until(lambda: names.asked == ["silent.hooks.example"], "asking")
+    await daemon.until(lambda: names.asked == ["silent.hooks.example"], "looking up")
     daemon.sigterm()
     await daemon.until(lambda: daemon.logged("stopped"), "ended")
     assert await asyncio.wait_for(daemon.ended(), CONDITION_TIMEOUT_SECONDS) == 0
 
 
 async def test_the_daemons_own_api_is_not_dialled(flow: Flow, names: Names, make_daemon: MakeDaemon) -> None:
-    """A43: also where its network is allowed, by its address and by a name."""
+    """A43: even in an allowed network, by address and by name."""
     names.answer("hooks.example", "127.0.0.1")
     daemon = await make_daemon(names.environment, delivery=HELD, retry=ONCE).start()
     codes = await deliver_to(flow, ["127.0.0.1", "[::ffff:127.0.0.1]", "hooks.example"], daemon.port)
@@ -200,10 +200,10 @@ async def test_the_daemons_own_api_is_not_dialled(flow: Flow, names: Names, make
     assert names.dials == set()
 
 
-async def test_a_proxy_or_password_file_of_the_environment_is_not_used(
+async def test_proxy_and_netrc_of_the_environment_are_ignored(
     flow: Flow, endpoint: Endpoint, names: Names, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
-    """F11: the request goes straight to the endpoint, and nothing is added to it."""
+    """F11: the request goes directly to the endpoint, and nothing is added to it."""
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login user password secret\n")
     (tmp_path / ".netrc").chmod(0o600)
     proxy = "http://127.0.0.9:9"
@@ -222,15 +222,15 @@ async def test_a_proxy_or_password_file_of_the_environment_is_not_used(
 
 
 async def test_the_api_refuses_every_such_url(flow: Flow, make_daemon: MakeDaemon) -> None:
-    """Part A as text: 422 with the code of what is wrong, and nothing stored."""
+    """Part A as text: 422 with the code of the problem, and nothing is stored."""
     daemon = await make_daemon(delivery={"allow_networks": []}).start()
     refused = {url: code for cases in REFUSED.values() for url, code in cases}
     refused |= dict.fromkeys(map(literal, ADDRESSES), "blocked_address")
-    answers = {}
+    responses = {}
     for url in refused:
         status, problem = daemon.post_json("/v1/subscriptions", {"event_type": "a", "callback_url": url})
-        answers[url] = (status, problem["code"])
+        responses[url] = (status, problem["code"])
     expected = {url: (422, code) for url, code in refused.items()}
-    expected["https://example.com/\ud800"] = (400, "malformed_json")  # half a character: not even JSON
-    assert answers == expected
+    expected["https://example.com/\ud800"] = (400, "malformed_json")  # half a surrogate pair: not valid JSON
+    assert responses == expected
     assert await flow.daemon.fetchval("select count(*) from webhookd.subscriptions") == 0

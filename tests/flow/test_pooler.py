@@ -1,4 +1,4 @@
-"""Behind a pooler in transaction mode: no LISTEN, nothing kept in a session, and everything works."""
+"""Behind a pooler in transaction mode, without LISTEN and without session state, everything works."""
 
 import asyncio
 
@@ -17,10 +17,10 @@ BOUNCER = pytest.mark.skipif(not PgBouncer.is_installed(), reason="PgBouncer is 
 
 
 @pytest.mark.parametrize("kind", [RotatingPooler, pytest.param(PgBouncer, marks=BOUNCER)])
-async def test_it_lives_on_polling_alone(
+async def test_everything_works_by_polling(
     flow: Flow, database: Database, endpoint: Endpoint, make_daemon: MakeDaemon, kind: type[Pooler]
 ) -> None:
-    """Deliveries, a retry, a dead letter and the API: each call meets the session of another."""
+    """Deliveries, a retry, a dead letter and the API; each call uses another session."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, endpoint.url("/good"))
     await flow.verify(created.subscription_id)
     bad = await subscriptions.create(flow.daemon, "bad.type", endpoint.url("/bad"), max_attempts=2)
@@ -35,7 +35,7 @@ async def test_it_lives_on_polling_alone(
         assert len(endpoint.requests_for("/bad")) == 2
         assert set(receipts(endpoint).values()) == {1, 2}
 
-        # Not in this loop, in which the pooler lives.
+        # In a thread, because the pooler runs in this loop.
         event = {"event_type": EVENT_TYPE, "payload": {"n": 1}}
         status, accepted = await asyncio.to_thread(daemon.post_json, "/v1/events", event)
         assert status == 202, accepted
@@ -43,7 +43,7 @@ async def test_it_lives_on_polling_alone(
         found = await asyncio.to_thread(daemon.get_json, f"/v1/events/{accepted['id']}")
         assert len(found["deliveries"]) == 1
 
-        await daemon.until(lambda: daemon.logged("LISTEN has no effect"), "deaf")
+        await daemon.until(lambda: daemon.logged("LISTEN has no effect"), "without LISTEN")
         assert daemon.logged("behind a pooler")
         assert daemon.get("/readyz")[0] == 200
         assert daemon.metric("webhookd_service_restarts_total") == 0

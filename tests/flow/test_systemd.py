@@ -1,4 +1,4 @@
-"""What systemd is told: ready, reloading, stopping, alive; and that nothing depends on its listening."""
+"""Notifications to systemd: ready, reloading, stopping, watchdog. The daemon does not depend on them."""
 
 import secrets
 import socket
@@ -17,13 +17,13 @@ from tests.support.wire import Wire
 
 FORMS = [
     "path",
-    pytest.param("abstract", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux's")),
+    pytest.param("abstract", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux only")),
 ]
 
 
 @pytest.fixture
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Give an address for a socket: a path, short, for it may have a hundred characters; or a name."""
+    """An address for the socket: an abstract name, or a path (short: the limit is about 100 bytes)."""
     if getattr(request, "param", "path") == "abstract":
         yield f"@webhookd-test-{secrets.token_hex(8)}"
         return
@@ -33,7 +33,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 async def systemd(address: str) -> AsyncIterator[NotifySocket]:
-    """Give a systemd that listens there."""
+    """A fake systemd that receives notifications."""
     systemd = NotifySocket(address)
     await systemd.open()
     yield systemd
@@ -42,73 +42,73 @@ async def systemd(address: str) -> AsyncIterator[NotifySocket]:
 
 @pytest.fixture
 def daemon(make_daemon: MakeDaemon, address: str) -> DaemonProcess:
-    """Give an instance, not started yet, that is to speak to that address."""
+    """A daemon, not yet started, that notifies that address."""
     daemon = make_daemon()
     daemon.environment["NOTIFY_SOCKET"] = address
     return daemon
 
 
 @pytest.mark.parametrize("address", FORMS, indirect=True)
-async def test_its_life_is_told(daemon: DaemonProcess, systemd: NotifySocket) -> None:
-    """Ready, each reload with its beginning by the monotonic clock, refused or not, and the stop; no more."""
+async def test_start_reload_and_stop_are_notified(daemon: DaemonProcess, systemd: NotifySocket) -> None:
+    """READY, RELOADING with the monotonic time (also if the reload fails), STOPPING; nothing else."""
     await daemon.start()
     await systemd.received(1)
-    begun: list[str] = []
+    reloads: list[str] = []
     for max_attempts in (7, 0):
         daemon.configure(retry={"max_attempts": max_attempts})
         before = time.monotonic_ns() // 1000
         assert await daemon.reload() == (max_attempts > 0)
-        *_, reloading, _ = await systemd.received(2 * len(begun) + 3)
-        told, usec = reloading.split("\n")
+        *_, reloading, _ = await systemd.received(2 * len(reloads) + 3)
+        state, usec = reloading.split("\n")
         name, number = usec.split("=")
-        assert (told, name) == ("RELOADING=1", "MONOTONIC_USEC")
+        assert (state, name) == ("RELOADING=1", "MONOTONIC_USEC")
         assert before <= int(number) <= time.monotonic_ns() // 1000
-        begun.append(reloading)
+        reloads.append(reloading)
     daemon.sigterm()
     assert await daemon.ended() == 0
     await systemd.received(6)
-    assert systemd.messages == ["READY=1", begun[0], "READY=1", begun[1], "READY=1", "STOPPING=1"]
+    assert systemd.messages == ["READY=1", reloads[0], "READY=1", reloads[1], "READY=1", "STOPPING=1"]
 
 
 async def test_not_ready_before_the_services_run(daemon: DaemonProcess, systemd: NotifySocket) -> None:
-    """While the API cannot listen, whether this ends the daemon or is tried again, it is not ready."""
+    """While the API cannot listen, READY is not sent."""
     with socket.create_server(("127.0.0.1", daemon.port)):
         daemon.launch()
         await daemon.until(lambda: daemon.process.poll() is not None or daemon.logged("api failed"), "ended")
         assert "READY=1" not in systemd.messages
 
 
-async def test_a_reload_at_the_moment_it_is_ready(daemon: DaemonProcess, systemd: NotifySocket) -> None:
-    """From READY on SIGHUP is a reload: before it, it would be the end."""
-    systemd.heard = lambda message: (
+async def test_sighup_works_as_soon_as_ready_is_sent(daemon: DaemonProcess, systemd: NotifySocket) -> None:
+    """Before READY, SIGHUP would end the process."""
+    systemd.on_message = lambda message: (
         daemon.sighup() if message == "READY=1" and len(systemd.messages) == 1 else None
     )
     await daemon.start()
-    await daemon.until(lambda: daemon.logged("was reloaded"), "reloaded")
+    await daemon.until(lambda: daemon.logged("configuration reloaded"), "reloaded")
 
 
-async def test_the_watchdog_is_fed(make_daemon: MakeDaemon, systemd: NotifySocket, wire: Wire) -> None:
-    """As long as the loop turns, with the database or without it."""
+async def test_watchdog_is_notified(make_daemon: MakeDaemon, systemd: NotifySocket, wire: Wire) -> None:
+    """As long as the event loop runs, with or without the database."""
     daemon = make_daemon(database={"dsn": wire.dsn})
     daemon.environment |= {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "100000"}
     await daemon.start()
     await systemd.received(3, "WATCHDOG=1")
     wire.cut()
-    await daemon.until(lambda: daemon.get("/readyz")[0] == 503, "without its database")
-    fed = len(await systemd.received(0, "WATCHDOG=1"))
-    await systemd.received(fed + 3, "WATCHDOG=1")
+    await daemon.until(lambda: daemon.get("/readyz")[0] == 503, "without the database")
+    notified = len(await systemd.received(0, "WATCHDOG=1"))
+    await systemd.received(notified + 3, "WATCHDOG=1")
 
 
-async def test_no_watchdog_unless_asked_for(daemon: DaemonProcess, systemd: NotifySocket) -> None:
-    """Without WATCHDOG_USEC nothing is said of it, and nothing is restarted for it."""
+async def test_no_watchdog_without_watchdog_usec(daemon: DaemonProcess, systemd: NotifySocket) -> None:
+    """Without WATCHDOG_USEC there are no notifications and no restarts."""
     await daemon.start()
     await daemon.reload()
     assert not await systemd.received(0, "WATCHDOG")
     assert daemon.metric("webhookd_service_restarts_total") == 0
 
 
-async def test_no_watchdog_of_another_process(daemon: DaemonProcess, systemd: NotifySocket) -> None:
-    """WATCHDOG_PID names who is asked to feed it: here, not us."""
+async def test_no_watchdog_for_another_process(daemon: DaemonProcess, systemd: NotifySocket) -> None:
+    """WATCHDOG_PID names another process."""
     daemon.environment |= {"WATCHDOG_USEC": "100000", "WATCHDOG_PID": "1"}
     await daemon.start()
     await daemon.reload()
@@ -116,8 +116,8 @@ async def test_no_watchdog_of_another_process(daemon: DaemonProcess, systemd: No
 
 
 @pytest.mark.parametrize("address", FORMS, indirect=True)
-async def test_nobody_listens(daemon: DaemonProcess, address: str) -> None:
-    """A socket that nobody reads any more, or no such name: told to nobody, and nothing else happens."""
+async def test_unread_socket_is_ignored(daemon: DaemonProcess, address: str) -> None:
+    """A socket without a reader, or an abstract name that does not exist, has no effect."""
     if not address.startswith("@"):
         gone = NotifySocket(address)
         await gone.open()
@@ -128,7 +128,7 @@ async def test_nobody_listens(daemon: DaemonProcess, address: str) -> None:
     assert await daemon.ended() == 0
 
 
-async def test_nothing_is_there(daemon: DaemonProcess) -> None:
-    """A path that is none, as in a container that has systemd's environment and not its files."""
+async def test_missing_socket_is_ignored(daemon: DaemonProcess) -> None:
+    """A path that does not exist, as in a container with systemd's environment but not its files."""
     await daemon.start()
     assert await daemon.reload()

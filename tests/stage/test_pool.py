@@ -1,4 +1,4 @@
-"""What the pool makes of the database's answers."""
+"""How the pool reacts to lost connections, full disks and connection limits."""
 
 import asyncio
 import contextlib
@@ -22,44 +22,44 @@ if TYPE_CHECKING:
     from tests.support.database import Connection
 
 
-async def ask(parts: Parts) -> None:
-    """Use it, for something that needs no room."""
+async def query(parts: Parts) -> None:
+    """Run a query that needs no disk space."""
     async with parts.pool.connection() as connection:
         await connection.execute("select 1")
 
 
-async def test_an_answer_says_that_the_database_is_back(parts: Parts) -> None:
-    """It had been away."""
-    parts.pool.report_unavailable(DatabaseUnavailable("away"))
+async def test_successful_call_marks_the_database_available(parts: Parts) -> None:
+    """After an outage, one successful call is enough."""
+    parts.pool.report_unavailable(DatabaseUnavailable("connection refused"))
     assert not parts.pool.available
-    await ask(parts)
+    await query(parts)
     assert parts.pool.available
 
 
-async def test_an_answer_does_not_say_that_there_is_room(
+async def test_successful_call_does_not_show_that_a_full_disk_has_space(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full database serves readers: it is ready when nobody was refused for a while."""
+    """A full database serves reads; it counts as available if no write failed for a while."""
     monkeypatch.setattr(pool_module, "FULL_SECONDS", 3600)
     parts.pool.report_unavailable(DatabaseFull("no space left on device"))
-    await ask(parts)
+    await query(parts)
     assert not parts.pool.available
     monkeypatch.setattr(pool_module, "FULL_SECONDS", 0)
     parts.pool.report_unavailable(DatabaseFull("no space left on device"))
-    await ask(parts)
+    await query(parts)
     assert parts.pool.available
 
 
-async def test_one_connection_of_many_is_shared(
+async def test_callers_wait_at_the_servers_connection_limit(
     database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the server has no more for us: who comes waits for it, and the database is not away."""
+    """Callers share the connections that exist, and the database does not count as unavailable."""
     superuser = await database.connect("superuser")
-    tried = asyncio.Event()
+    waited = asyncio.Event()
     sleep = asyncio.sleep
 
-    async def noticed(seconds: float) -> None:
-        tried.set()
+    async def recording_sleep(seconds: float) -> None:
+        waited.set()
         await sleep(seconds)
 
     async with Pool(database.dsn("daemon"), 3) as pool, limited(superuser, database) as limit:
@@ -71,14 +71,14 @@ async def test_one_connection_of_many_is_shared(
 
         async with pool.connection() as connection:
             first = await connection.fetchval("select pg_backend_pid()")
-            monkeypatch.setattr(asyncio, "sleep", noticed)
+            monkeypatch.setattr(asyncio, "sleep", recording_sleep)
             using = [asyncio.create_task(use()) for _ in range(5)]
-            await asyncio.wait_for(tried.wait(), CONDITION_TIMEOUT_SECONDS)
+            await asyncio.wait_for(waited.wait(), CONDITION_TIMEOUT_SECONDS)
         assert await asyncio.gather(*using) == [first] * 5
         assert pool.available
         assert "services paused" not in caplog.text
 
-        # With none at all there is nothing to wait for.
+        # Without any connection there is nothing to wait for.
         await superuser.execute("select pg_terminate_backend($1)", first)
         await limit(0)
         with pytest.raises(DatabaseUnavailable):
@@ -91,9 +91,9 @@ async def test_one_connection_of_many_is_shared(
 async def limited(
     superuser: "Connection", database: Database
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """Set how many connections the daemon's login may have, until the end of the block.
+    """Limit the connections of the daemon's login for the block.
 
-    Not the database: towards its limit an autovacuum worker counts, too, with the older minor versions.
+    Not of the database: in older minor versions an autovacuum worker counts towards that limit.
     """
 
     async def limit(connections: int) -> None:
@@ -105,49 +105,53 @@ async def limited(
         await limit(-1)
 
 
-def under_way(name: str) -> bool:
-    """Whether a task of the driver's, which does this with a connection, has not ended."""
+def is_running(name: str) -> bool:
+    """Whether a task of the driver that runs this coroutine has not ended."""
     coroutines = [task.get_coro() for task in asyncio.all_tasks()]
-    return any(getattr(one, "__qualname__", "").endswith(f".{name}") for one in coroutines)
+    return any(getattr(coroutine, "__qualname__", "").endswith(f".{name}") for coroutine in coroutines)
 
 
 @pytest.fixture
-async def complaints() -> AsyncIterator[list[str]]:
-    """What the loop is told that nobody else heard; looked at when all is over."""
-    told: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
-    yield told
-    gc.collect()  # who complains of an exception is the task that nobody asked for it
-    assert told == []
+async def no_loop_errors() -> AsyncIterator[list[str]]:
+    """Fail if the event loop reports an unhandled error."""
+    errors: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["message"]))
+    yield errors
+    gc.collect()  # a deleted task reports an exception that was never retrieved
+    assert errors == []
 
 
-@pytest.mark.usefixtures("complaints")
-async def test_a_release_that_nobody_waits_for_may_fail(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its user is cancelled, as at a shutdown, and the way is dead: the loop complains of nothing."""
+@pytest.mark.usefixtures("no_loop_errors")
+async def test_failed_release_in_the_background_is_silent(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user is cancelled, as at shutdown, and the connection is dead: the loop reports no error."""
     async with Pool(wire.dsn, 1) as pool:
-        asked = asyncio.Event()
+        used = asyncio.Event()
 
         async def use(seconds: float) -> None:
             async with pool.connection() as connection:
-                asked.set()
+                used.set()
                 await connection.execute(f"select pg_sleep({seconds})")
 
         await use(0)
-        monkeypatch.setattr(pool_module, "ACQUIRE_TIMEOUT_SECONDS", 1.0)  # and so of a release
-        asked.clear()
+        monkeypatch.setattr(pool_module, "ACQUIRE_TIMEOUT_SECONDS", 1.0)  # also the timeout of a release
+        used.clear()
         using = asyncio.create_task(use(600))
-        await asyncio.wait_for(asked.wait(), CONDITION_TIMEOUT_SECONDS)
+        await asyncio.wait_for(used.wait(), CONDITION_TIMEOUT_SECONDS)
         wire.blackhole()
         using.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await using
-        assert under_way("release"), "it was to go on by itself"
-        await until_true(lambda: not under_way("release"))
+        assert is_running("release"), "the release did not continue in the background"
+        await until_true(lambda: not is_running("release"))
 
 
-@pytest.mark.usefixtures("complaints")
-async def test_an_old_connection_need_not_take_its_leave(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is lost, so the others are closed when they are met: by a dead way that fails, and nobody minds."""
+@pytest.mark.usefixtures("no_loop_errors")
+async def test_failed_close_of_an_expired_connection_is_silent(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one connection is lost, the others are closed when used; a dead one fails silently."""
     monkeypatch.setattr(pool_module, "COMMAND_TIMEOUT_SECONDS", 1.0)
     async with Pool(wire.dsn, 2) as pool:
         async with pool.connection(), pool.connection():
@@ -156,22 +160,22 @@ async def test_an_old_connection_need_not_take_its_leave(wire: Wire, monkeypatch
             async with pool.connection() as connection:
                 await connection.execute("select pg_terminate_backend(pg_backend_pid())")
         wire.blackhole()
-        using = asyncio.create_task(ask_pool(pool))
-        await until_true(lambda: under_way("close"))
-        await until_true(lambda: not under_way("close"))
+        using = asyncio.create_task(use_once(pool))
+        await until_true(lambda: is_running("close"))
+        await until_true(lambda: not is_running("close"))
         using.cancel()
         with contextlib.suppress(asyncio.CancelledError, DatabaseUnavailable):
             await using
 
 
-async def ask_pool(pool: Pool) -> None:
-    """Use it once."""
+async def use_once(pool: Pool) -> None:
+    """Use the pool once."""
     async with pool.connection() as connection:
         await connection.execute("select 1")
 
 
-async def test_a_use_that_succeeded_did_so_also_where_its_connection_is_lost_next(database: Database) -> None:
-    """The driver clears it away just when it is given back, and complains: the commit stands."""
+async def test_call_succeeds_if_the_connection_is_lost_afterwards(database: Database) -> None:
+    """The driver removes the connection just as it is released and raises; the commit stands."""
     superuser_dsn = database.dsn("superuser")
 
     async def end(process_id: int) -> None:
@@ -183,7 +187,7 @@ async def test_a_use_that_succeeded_did_so_also_where_its_connection_is_lost_nex
         async with Pool(database.dsn("daemon"), 1) as pool:
             async with pool.connection() as connection:
                 process_id = await connection.fetchval("select pg_backend_pid()")
-                # In a loop of its own, so that ours hears of the end only now.
+                # In its own loop, so that our loop notices the lost connection only now.
                 thread = threading.Thread(target=asyncio.run, args=(end(process_id),))
                 thread.start()
                 thread.join()

@@ -1,6 +1,6 @@
-"""Commits that wait for a synchronous standby, and somebody who cancels the wait: committed is not safe.
+"""Commits that wait for a synchronous standby, and a cancelled wait: then a commit may be lost.
 
-With a server of their own: whom commits wait for is set for all of a server's databases.
+Uses its own server, because synchronous_standby_names applies to all databases of a server.
 """
 
 import asyncio
@@ -28,29 +28,29 @@ CANCEL = f"select pg_cancel_backend(pid) {OURS_WAIT}"
 
 @pytest.fixture(scope="module")
 def cluster(breakable_cluster: Cluster) -> Cluster:
-    """Give the one of a server of their own, in place of the shared one's."""
+    """The cluster of the breakable server, instead of the shared one."""
     return breakable_cluster
 
 
 @pytest.fixture
 async def superuser(database: Database) -> "AsyncIterator[Connection]":
-    """Give a superuser of a server whose commits wait for a standby that is not there."""
+    """A superuser on a server whose commits wait for a missing standby."""
     superuser = await database.connect("superuser")
-    await wait_for_standby(superuser, "nobody")
+    await wait_for_standby(superuser, "missing_standby")
     await until_commits_wait(superuser, await database.connect("superuser"))
     yield superuser
     await wait_for_standby(superuser, "")
 
 
 async def wait_for_standby(superuser: "Connection", name: str) -> None:
-    """Let commits wait for it from now on; for none, let those go that wait."""
+    """Make commits wait for this standby; an empty name releases those that wait."""
     await superuser.execute(f"alter system set synchronous_standby_names = '{name}'")
     await superuser.execute("select pg_reload_conf()")
     await until(superuser, "select current_setting('synchronous_standby_names') = $1", name)
 
 
 async def until_commits_wait(superuser: "Connection", other: "Connection") -> None:
-    """It is not the sessions' setting that makes them, but what the checkpointer made of its own."""
+    """Wait until the setting works: the checkpointer applies it, not the sessions."""
     is_seen = False
 
     async def commit() -> None:
@@ -65,14 +65,14 @@ async def until_commits_wait(superuser: "Connection", other: "Connection") -> No
 
 
 async def publish(pool: Pool) -> Accepted:
-    """One event, as ingest does."""
+    """Publish one event, as ingest does."""
     async with pool.connection() as connection:
         [accepted] = await events.publish(connection, [EVENT])
     return accepted
 
 
-async def test_a_cancelled_wait_is_no_acknowledgement(database: Database, superuser: "Connection") -> None:
-    """The server says that it is committed, and warns: what the standby may not have counts as unknown."""
+async def test_cancelled_wait_is_not_acknowledged(database: Database, superuser: "Connection") -> None:
+    """The server reports success and a warning; the outcome counts as unknown."""
     async with Pool(database.dsn("daemon"), 2) as pool:
         publishing = asyncio.create_task(publish(pool))
         await until(superuser, WAITING)
@@ -82,10 +82,10 @@ async def test_a_cancelled_wait_is_no_acknowledgement(database: Database, superu
         assert not pool.available
 
 
-async def test_a_warning_is_heard_whatever_the_database_is_set_to(
+async def test_warning_is_received_with_any_client_min_messages(
     database: Database, superuser: "Connection"
 ) -> None:
-    """Somebody may have silenced warnings for all sessions; ours listen for this one."""
+    """The database may silence warnings; the pool's sessions still receive this one."""
     await superuser.execute("set synchronous_commit = local")
     await superuser.execute(f"alter database {database.name} set client_min_messages = error")
     async with Pool(database.dsn("daemon"), 2) as pool:
@@ -96,8 +96,10 @@ async def test_a_warning_is_heard_whatever_the_database_is_set_to(
             await publishing
 
 
-async def test_a_commit_that_is_only_local_is_not_enough(database: Database, superuser: "Connection") -> None:
-    """Nor do ours wait for less than the standby because the database's default is less."""
+async def test_commits_wait_for_the_standby_with_synchronous_commit_local(
+    database: Database, superuser: "Connection"
+) -> None:
+    """The pool's sessions override a weaker default of the database."""
     await superuser.execute("set synchronous_commit = local")
     await superuser.execute(f"alter database {database.name} set synchronous_commit = local")
     async with Pool(database.dsn("daemon"), 2) as pool:
@@ -107,10 +109,8 @@ async def test_a_commit_that_is_only_local_is_not_enough(database: Database, sup
         await asyncio.wait_for(publishing, CONDITION_TIMEOUT_SECONDS)
 
 
-async def test_a_job_enqueued_again_waits_as_its_first_did(
-    database: Database, superuser: "Connection"
-) -> None:
-    """The same of work: a duplicate is acknowledged when the standby has it."""
+async def test_duplicate_job_waits_for_the_standby(database: Database, superuser: "Connection") -> None:
+    """A duplicate job is acknowledged when the standby has the first."""
     await superuser.execute("set synchronous_commit = local")
     await superuser.execute("select webhookd.fn_job_enable(true, 'test')")
     async with Pool(database.dsn("daemon"), 2) as pool:
@@ -134,8 +134,8 @@ async def test_a_job_enqueued_again_waits_as_its_first_did(
         assert '"duplicate": true' in await asyncio.wait_for(again, CONDITION_TIMEOUT_SECONDS)
 
 
-async def test_a_duplicate_waits_as_its_first_did(database: Database, superuser: "Connection") -> None:
-    """What it acknowledges may be on the primary alone: it is answered when the standby has it."""
+async def test_duplicate_event_waits_for_the_standby(database: Database, superuser: "Connection") -> None:
+    """The first may be on the primary only: the duplicate is acknowledged when the standby has it."""
     async with Pool(database.dsn("daemon"), 2) as pool:
         publishing = asyncio.create_task(publish(pool))
         await until(superuser, WAITING)

@@ -1,4 +1,4 @@
-"""Python and this checkout for a user who may not reach ours, as under /root: linked, or else copied."""
+"""Python and this checkout for a user who cannot read ours (as under /root): linked, or else copied."""
 
 import os
 import shutil
@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter that has webhookd, and what must be in its environment."""
+    """An interpreter that can import webhookd, and its environment."""
 
     executable: Path
     environment: dict[str, str]
 
     def works_for(self, account: Account) -> bool:
-        """Whether the account can import all of it."""
+        """Whether the account can import everything."""
         command = [str(self.executable), "-c", "import webhookd.daemon.daemon"]
         try:
             ended = subprocess.run(
@@ -39,7 +39,7 @@ class Python:
 
 
 def python_for(account: Account, folder: Path) -> Python:
-    """Ours, if the account can use it; else one in this folder, which the account must be able to enter."""
+    """Return our interpreter if the account can use it, else make one in a folder the account can enter."""
     ours = Python(Path(sys.executable), {"PYTHONPATH": str(ROOT)})
     if ours.works_for(account):
         return ours
@@ -62,7 +62,7 @@ def python_for(account: Account, folder: Path) -> Python:
 
 
 def _copy_interpreter(folder: Path) -> Path:
-    """With its own library, and without what was installed for it."""
+    """Copy the interpreter with its standard library, but without installed packages."""
     base = Path(sys.base_prefix)
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for part in ("bin", "lib"):
@@ -75,12 +75,12 @@ def _copy_interpreter(folder: Path) -> Path:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """A tree without a second copy of its files, where that can be."""
+    """Copy a tree with hard links where possible."""
     shutil.copytree(source, target, copy_function=link)
 
 
 def link(source: str | Path, target: str | Path) -> Path:
-    """A further name of a file, or a copy of it on another disk."""
+    """Make a hard link to a file, or a copy on another file system."""
     try:
         os.link(Path(source).resolve(), target)
     except OSError:

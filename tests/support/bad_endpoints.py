@@ -1,4 +1,4 @@
-"""Every way to be a bad endpoint, all at once: each with a URL of its own, and what its attempt becomes."""
+"""All kinds of bad endpoints at once: each has its own URL and an expected outcome of its attempt."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ Behave = Callable[[Endpoint, str], None]
 
 @dataclass(frozen=True)
 class Expected:
-    """The end of an attempt. The excerpt is what the stored one begins with; `held` lasts to the deadline."""
+    """The expected attempt. The stored excerpt starts with `excerpt`; `held` lasts until the deadline."""
 
     error_code: str | None
     response_status: int | None = None
@@ -29,7 +29,7 @@ class Expected:
         return self.error_code is not None and not self.held
 
 
-# An answer of 2xx counts, whatever comes after its status: those have no error code.
+# A 2xx status counts, whatever follows it: these have no error code.
 ANSWERS: dict[str, tuple[Behave, Expected]] = {
     "hang": (lambda at, path: at.hang(path), Expected("TIMEOUT", held=True)),
     "drip_headers": (lambda at, path: at.drip_headers(path), Expected("TIMEOUT", held=True)),
@@ -88,8 +88,8 @@ ANSWERS: dict[str, tuple[Behave, Expected]] = {
     ),
 }
 
-# The attempt does not come as far as a request.
-GREETINGS: dict[str, tuple[Callable[[Certificates], Path], Handshake, Expected]] = {
+# The attempt fails before the request.
+HANDSHAKES: dict[str, tuple[Callable[[Certificates], Path], Handshake, Expected]] = {
     "expired": (lambda made: made.expired, Handshake.MODERN, Expected("TLS_FAILED")),
     "self_signed": (lambda made: made.self_signed, Handshake.MODERN, Expected("TLS_FAILED")),
     "wrong_host": (lambda made: made.wrong_host, Handshake.MODERN, Expected("TLS_FAILED")),
@@ -99,30 +99,30 @@ GREETINGS: dict[str, tuple[Callable[[Certificates], Path], Handshake, Expected]]
 
 
 class BadEndpoints:
-    """All of them, listening."""
+    """All bad endpoints, listening."""
 
-    def __init__(self, answering: Endpoint, greeting: dict[str, Endpoint], closed: Endpoint) -> None:
+    def __init__(self, answering: Endpoint, handshaking: dict[str, Endpoint], closed: Endpoint) -> None:
         self.answering = answering
-        self.greeting = greeting
+        self.handshaking = handshaking
         self.urls = {name: answering.url(f"/{name}") for name in ANSWERS}
-        self.urls |= {name: endpoint.url() for name, endpoint in greeting.items()}
-        self.urls["nobody"] = closed.url()
+        self.urls |= {name: endpoint.url() for name, endpoint in handshaking.items()}
+        self.urls["closed_port"] = closed.url()
         self.expected = {name: expected for name, (_, expected) in ANSWERS.items()}
-        self.expected |= {name: expected for name, (_, _, expected) in GREETINGS.items()}
-        self.expected["nobody"] = Expected("CONNECT_FAILED")
+        self.expected |= {name: expected for name, (_, _, expected) in HANDSHAKES.items()}
+        self.expected["closed_port"] = Expected("CONNECT_FAILED")
 
     @classmethod
     @contextlib.contextmanager
     def listening(cls, certificates: Certificates) -> Iterator["BadEndpoints"]:
-        """From here to the end of the block."""
+        """Listen for the block."""
         with contextlib.ExitStack() as stack:
             answering = stack.enter_context(Endpoint(certificates.good))
             for name, (behave, _) in ANSWERS.items():
                 behave(answering, f"/{name}")
             closed = stack.enter_context(Endpoint(certificates.good))
             closed.stop_listening()
-            greeting = {
+            handshaking = {
                 name: stack.enter_context(Endpoint(certificate(certificates), handshake))
-                for name, (certificate, handshake, _) in GREETINGS.items()
+                for name, (certificate, handshake, _) in HANDSHAKES.items()
             }
-            yield cls(answering, greeting, closed)
+            yield cls(answering, handshaking, closed)

@@ -1,4 +1,4 @@
-"""A data folder for the embedded server, outside of pytest's own: the server's account must enter it."""
+"""A data folder for the embedded server, outside of pytest's own, which the server's account cannot enter."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from webhookd.embedded.server import running
 
 
 class Home:
-    """A folder that everybody may enter, with a data folder in it."""
+    """A folder that every user can enter, with a data folder in it."""
 
     def __init__(self, name: str = "data") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="wh-", dir="/tmp"))
@@ -25,26 +25,26 @@ class Home:
         self.data = self.folder / name
 
     def remove(self) -> None:
-        """End a server that was left, and remove all."""
+        """Stop a server that is still running, and remove the folder."""
         server_id = self.server_id()
         if server_id is not None and not is_gone(server_id):
             os.kill(server_id, signal.SIGQUIT)
             self.until_gone(server_id)
         shutil.rmtree(self.folder)
 
-    def fill(self, made: "Home") -> None:
-        """Put a copy of another's data here, each file its owner's."""
-        subprocess.run(["cp", "-a", str(made.data), str(self.data)], check=True)
+    def fill(self, template: "Home") -> None:
+        """Copy the data of another home, keeping the owners."""
+        subprocess.run(["cp", "-a", str(template.data), str(self.data)], check=True)
 
     def server_id(self) -> int | None:
-        """The process of the server that runs here; None if none left its number."""
+        """The server's process id from its pid file; None without one."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             number = (self.data / "pgdata" / "postmaster.pid").read_text().partition("\n")[0]
-            return int(number) if number else None  # it is just being written
+            return int(number) if number else None  # empty while it is being written
         return None
 
     def running_server_id(self) -> int:
-        """The process of the server, which must run."""
+        """The process id of the server, which must be running."""
         server_id = self.server_id()
         assert server_id is not None
         assert not is_gone(server_id)
@@ -52,7 +52,7 @@ class Home:
 
     @staticmethod
     def until_gone(server_id: int) -> None:
-        """Return when a server has ended."""
+        """Wait until a server has ended."""
         deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
         while not is_gone(server_id):
             assert time.monotonic() < deadline, f"server {server_id} has not ended"
@@ -60,7 +60,7 @@ class Home:
 
 
 def migrated_home() -> Home:
-    """One whose server was made, migrated and stopped: others are copied from it."""
+    """Make a home whose server was created, migrated and stopped: a template for others."""
     home = Home()
     try:
         with running(home.data) as server:

@@ -1,7 +1,7 @@
-"""A subscriber's HTTPS endpoint, with verbs for each way of being a bad one.
+"""A subscriber's HTTPS endpoint, with a method for each kind of misbehaviour.
 
-Real sockets on 127.0.0.1, in a thread with a loop of its own, so that a test that blocks does not stall it.
-Records every request byte for byte. What it does is set for a path, or for all: `endpoint.hang("/slow")`.
+Uses real sockets on 127.0.0.1, in a thread with its own loop, so that a blocking test does not stall it.
+Records every request byte for byte. A behaviour applies to one path or to all: `endpoint.hang("/slow")`.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from typing import Self
 
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
 
-# Of the behaviours that are about time. Any deadline of a test is longer than a few of these.
+# For dripped responses. Every deadline of a test is longer than a few of these.
 DRIP_INTERVAL_SECONDS = 0.02
 CHUNK = b"x" * 16384
-# Larger than any answer that a client should read, and small enough to make at once.
+# Larger than any response that a client should read, and small enough to make quickly.
 BOMB_BYTES = 64 * 1024 * 1024
 HEAD_END = b"\r\n\r\n"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it came: header names in lower case, body byte for byte."""
+    """A received request: header names in lower case, body byte for byte."""
 
     method: str
     path: str
@@ -42,7 +42,7 @@ class Request:
     header_lines: list[str]
     body: bytes
     received_at: float  # time.time()
-    connection: int  # the same number, the same connection
+    connection: int  # number of the connection
 
 
 class Connection:
@@ -56,7 +56,7 @@ class Connection:
 
     async def send(self, data: bytes) -> None:
         """Send, waiting while the client does not read."""
-        # A lost connection is seen only in a turn of the loop, which drain() alone does not always take.
+        # The loop must run to notice a lost connection, and drain() does not always yield to it.
         await asyncio.sleep(0)
         if self._writer.transport.is_closing():
             raise ConnectionResetError
@@ -65,13 +65,13 @@ class Connection:
         self.bytes_sent += len(data)
 
     async def arrived(self) -> None:
-        """Wait until the client's machine has acknowledged all that was sent, be it that nobody read it."""
+        """Wait until the client's kernel has acknowledged all data, even if the client has not read it."""
         raw = self._writer.get_extra_info("socket")
-        while raw.fileno() >= 0 and any(fcntl.ioctl(raw, termios.TIOCOUTQ, bytes(4))):  # noqa: ASYNC110  nobody tells
+        while raw.fileno() >= 0 and any(fcntl.ioctl(raw, termios.TIOCOUTQ, bytes(4))):  # noqa: ASYNC110  there is no event
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
     def stop_reading(self) -> None:
-        """Take nothing more, not even the client's goodbye: below TLS, which would answer it by itself."""
+        """Stop reading below TLS, which would otherwise answer the client's close_notify."""
         self._writer.transport._ssl_protocol._transport.pause_reading()  # type: ignore[attr-defined]
 
     async def reset(self) -> None:
@@ -84,25 +84,25 @@ class Connection:
         self._writer.close()
 
     async def abort(self) -> None:
-        """End without a goodbye, and wait until it has ended."""
+        """Close without a TLS shutdown, and wait until the connection has ended."""
         self._writer.transport.abort()
         with contextlib.suppress(OSError):
             await asyncio.wait_for(self._writer.wait_closed(), CONDITION_TIMEOUT_SECONDS)
 
 
-Behaviour = Callable[[Request, Connection], Awaitable[bool]]  # true: the connection may be used again
+Behaviour = Callable[[Request, Connection], Awaitable[bool]]  # True: the connection may be reused
 
 
 class Handshake(Enum):
-    """How the endpoint greets."""
+    """The behaviour during the TLS handshake."""
 
     MODERN = "modern"
     OLD = "TLS 1.1 at most"
-    STALLED = "accepts, and says nothing"
+    STALLED = "accepts, and sends nothing"
 
 
 class Endpoint:
-    """Listens from start() to stop(); answers 200 to everything until told otherwise."""
+    """Listens from start() to stop(); answers 200 by default."""
 
     def __init__(self, certificate: Path, handshake: Handshake = Handshake.MODERN) -> None:
         self.requests: list[Request] = []
@@ -115,7 +115,7 @@ class Endpoint:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
         self._listener: socket.socket | None = None
-        self._greetings: dict[asyncio.Task[None], socket.socket] = {}
+        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
         self._handlers: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
@@ -138,11 +138,11 @@ class Endpoint:
         self._loop.close()
 
     def stop_listening(self) -> None:
-        """Refuse new connections; those that are open stay."""
+        """Refuse new connections; open connections stay."""
         asyncio.run_coroutine_threadsafe(self._close_listener(), self._loop).result(CONDITION_TIMEOUT_SECONDS)
 
     def url(self, path: str = "/", host: str = "127.0.0.1") -> str:
-        """The URL of a path, by any name that leads here."""
+        """The URL of a path, with any host name that resolves to this endpoint."""
         return f"https://{host}:{self.port}{path}"
 
     def requests_for(self, path: str) -> list[Request]:
@@ -150,7 +150,7 @@ class Endpoint:
         return [request for request in self.requests if request.path == path]
 
     async def received(self, count: int, path: str | None = None) -> list[Request]:
-        """Wait until that many requests have come; give them."""
+        """Wait until this many requests have arrived; returns them."""
         deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
         while len(found := self.requests if path is None else self.requests_for(path)) < count:
             if time.monotonic() > deadline:
@@ -158,10 +158,10 @@ class Endpoint:
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
         return list(found)
 
-    # What it does from now on.
+    # Behaviours.
 
     def behave(self, behaviour: Behaviour, path: str | None = None) -> None:
-        """Anything else that a test thinks of."""
+        """Set a custom behaviour."""
         self._behaviours[path] = behaviour
 
     def answer(
@@ -171,11 +171,11 @@ class Endpoint:
         headers: Mapping[str, str] | None = None,
         path: str | None = None,
     ) -> None:
-        """Answer in order."""
+        """Send a normal response."""
         self.behave(_answer(status, body, headers or {}), path)
 
     def answer_unread(self, path: str, status: int = 413) -> None:
-        """Answer on seeing the headers, and never take the body."""
+        """Respond after the headers, and never read the body."""
         self._answered_unread.add(path)
 
         async def behaviour(request: Request, connection: Connection) -> bool:
@@ -187,7 +187,7 @@ class Endpoint:
         self.behave(behaviour, path)
 
     def fail_times(self, count: int, status: int = 503, path: str | None = None) -> None:
-        """Fail that often, then answer 200."""
+        """Fail this many times, then answer 200."""
         left = count
 
         async def behaviour(request: Request, connection: Connection) -> bool:
@@ -198,15 +198,15 @@ class Endpoint:
         self.behave(behaviour, path)
 
     def retry_after(self, value: str, status: int = 503, path: str | None = None) -> None:
-        """Ask to come back later."""
+        """Send a Retry-After header."""
         self.answer(status, headers={"Retry-After": value}, path=path)
 
     def redirect_to(self, url: str, status: int = 307, path: str | None = None) -> None:
-        """Point elsewhere."""
+        """Send a redirect."""
         self.answer(status, headers={"Location": url}, path=path)
 
     def echo_challenge(self, *, bare: bool = False, path: str | None = None) -> None:
-        """Answer a verification with its challenge, in JSON or as bare text; all else with 200."""
+        """Answer a verification with its challenge, as JSON or as plain text; everything else with 200."""
 
         async def behaviour(request: Request, connection: Connection) -> bool:
             challenge = _challenge_in(request.body)
@@ -241,11 +241,11 @@ class Endpoint:
         self.behave(behaviour, path)
 
     def reset_after_status(self, status: int = 200, path: str | None = None) -> None:
-        """Send status and headers, and a reset once the client's machine has them."""
+        """Send the status and headers, then a reset once the client's kernel has received them."""
 
         async def behaviour(_: Request, connection: Connection) -> bool:
             await connection.send(f"HTTP/1.1 {status} X\r\nContent-Length: 100\r\n\r\n".encode())
-            # A reset discards what is still here. What is there the client reads before it hears of the end.
+            # A reset discards unsent data. The client reads received data before it notices the reset.
             await connection.arrived()
             await connection.reset()
             return False
@@ -253,19 +253,19 @@ class Endpoint:
         self.behave(behaviour, path)
 
     def drip_headers(self, path: str | None = None) -> None:
-        """Send the status, and a header line without end, a byte at a time.
+        """Send the status and an endless header line, one byte at a time.
 
-        Not a line at a time: after 128 lines, which took five seconds, the client has had enough.
+        Not line by line: after 128 lines, which took five seconds, the client reports an error.
         """
         self.behave(_drip(b"HTTP/1.1 200 OK\r\nX-Drip: ", b"."), path)
 
     def drip_body(self, status: int = 200, path: str | None = None) -> None:
-        """Send the headers, and a body without end, a byte at a time."""
+        """Send the headers and an endless body, one byte at a time."""
         head = f"HTTP/1.1 {status} X\r\nContent-Length: 1000000\r\n\r\n".encode()
         self.behave(_drip(head, b"."), path)
 
     def endless_body(self, status: int = 200, path: str | None = None) -> None:
-        """Send a body without end, as fast as it is taken."""
+        """Send an endless body as fast as the client reads."""
 
         async def behaviour(_: Request, connection: Connection) -> bool:
             await connection.send(f"HTTP/1.1 {status} X\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
@@ -283,11 +283,11 @@ class Endpoint:
     def garbage(
         self, data: bytes = b"\x00\xff\x16\x03 what is this\r\n\r\n", path: str | None = None
     ) -> None:
-        """Answer with these bytes, and close."""
+        """Send these bytes, and close."""
         self.behave(_raw(data), path)
 
     def duplicate_content_length(self, path: str | None = None) -> None:
-        """Give two lengths that differ."""
+        """Send two different lengths."""
         self.garbage(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", path)
 
     def long_header(self, length: int = 100_000, path: str | None = None) -> None:
@@ -299,10 +299,10 @@ class Endpoint:
         self.answer(200, headers={f"X-{number}": "1" for number in range(count)}, path=path)
 
     def non_utf8_reason(self, status: int = 500, path: str | None = None) -> None:
-        """Give a reason phrase that is no text."""
+        """Send a reason phrase that is not valid text."""
         self.garbage(f"HTTP/1.1 {status} ".encode() + b"\xff\xfe\r\nContent-Length: 0\r\n\r\n", path)
 
-    # Inside.
+    # Internal.
 
     async def _listen(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -312,25 +312,25 @@ class Endpoint:
         self._loop.add_reader(self._listener, self._accept, self._listener, context)
 
     def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
-        """Not asyncio's server: before Python 3.13 that one does not know whom it greets, to end it."""
+        """Accept without asyncio's server, which before Python 3.13 cannot close unfinished handshakes."""
         try:
             accepted, _ = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         accepted.setblocking(False)
-        # asyncio does so only for its own server's: else an answer waits 40 ms for the greeting's receipt.
+        # asyncio sets it only for its own server; without it a response waits 40 ms for an acknowledgement.
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting = self._loop.create_task(self._greet(accepted, context))
-        self._greetings[greeting] = accepted
-        greeting.add_done_callback(self._greetings.pop)
+        handshake = self._loop.create_task(self._shake_hands(accepted, context))
+        self._handshakes[handshake] = accepted
+        handshake.add_done_callback(self._handshakes.pop)
 
-    async def _greet(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
+    async def _shake_hands(self, accepted: socket.socket, context: ssl.SSLContext | None) -> None:
         protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._serve)
-        with contextlib.suppress(OSError):  # as ssl.SSLError is
+        with contextlib.suppress(OSError):  # ssl.SSLError is one
             await self._loop.connect_accepted_socket(lambda: protocol, accepted, ssl=context)
 
     def server_context(self) -> ssl.SSLContext:
-        """The endpoint's side of TLS, for a test that serves by itself."""
+        """The TLS context of the endpoint, for a test with its own server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._certificate)
         if self._handshake is Handshake.OLD:
@@ -338,7 +338,7 @@ class Endpoint:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 context.minimum_version = ssl.TLSVersion.TLSv1
                 context.maximum_version = ssl.TLSVersion.TLSv1_1
-            # Where OpenSSL has or allows neither, the client's refusal is the same.
+            # If OpenSSL supports or allows neither, the client refuses in the same way.
             context.set_ciphers("ALL:@SECLEVEL=0")
         return context
 
@@ -350,10 +350,10 @@ class Endpoint:
 
     async def _end(self) -> None:
         await self._close_listener()
-        greeted = list(self._greetings.values())
-        await _cancel(*self._greetings)
-        for accepted in greeted:
-            accepted.close()  # also that of a greeting which had not begun
+        accepted_sockets = list(self._handshakes.values())
+        await _cancel(*self._handshakes)
+        for accepted in accepted_sockets:
+            accepted.close()  # even if its handshake has not started
         for connection in self.connections:
             await connection.abort()
         await _cancel(*self._handlers)
@@ -380,7 +380,7 @@ class Endpoint:
 
 
 class Gate:
-    """Requests that are held open, and how many they were at most."""
+    """Holds requests open, and records the maximum number."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.open = 0
@@ -389,7 +389,7 @@ class Gate:
         self._places = asyncio.Semaphore(0)
 
     async def hold(self, request: Request, connection: Connection) -> bool:
-        """A behaviour."""
+        """A behaviour for `endpoint.behave`."""
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
@@ -399,12 +399,12 @@ class Gate:
         return await _answer(200, b"", {})(request, connection)
 
     def let_through(self, count: int) -> None:
-        """Answer so many, of those that are open or that come."""
+        """Answer this many open or future requests."""
         for _ in range(count):
             self._loop.call_soon_threadsafe(self._places.release)
 
     async def opened(self, count: int) -> None:
-        """Wait until exactly so many are open."""
+        """Wait until exactly this many requests are open."""
         deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
         while self.open != count:
             if time.monotonic() > deadline:
@@ -457,7 +457,7 @@ def _drip(head: bytes, drop: bytes) -> Behaviour:
 
 
 async def _hang(_: Request, connection: Connection) -> bool:
-    # Until the client goes away; nothing more comes from it.
+    # Until the client closes; it sends nothing more.
     await connection.reader.read()
     return False
 

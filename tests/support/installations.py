@@ -1,6 +1,6 @@
-"""PostgreSQL binaries on this machine beside the embedded wheel's: where they are.
+"""Finds PostgreSQL installations on this machine, besides the embedded wheel.
 
-Reads PATH and Debian's folders; hands on an Installation for each.
+Reads PATH and Debian's folders; yields an Installation for each.
 """
 
 import itertools
@@ -20,13 +20,13 @@ DEBIAN_ROOT = Path("/usr/lib/postgresql")
 
 
 def installation_near(major: int) -> Installation:
-    """Return the preferred installation of a major, or of the nearest that this machine or the wheel has."""
+    """Return the preferred installation of a major version, or of the nearest one available."""
     found = itertools.chain(local_installations(), wheel_installations())
     return min(found, key=lambda installation: abs(installation.major - major))
 
 
 def local_installations() -> Iterator[Installation]:
-    """Yield the installations of this machine, those named by PATH first."""
+    """Yield the installations of this machine, those in PATH first."""
     seen: set[Path] = set()
     for folder in local_bin_folders():
         if folder not in seen:
@@ -35,19 +35,19 @@ def local_installations() -> Iterator[Installation]:
 
 
 def local_bin_folders() -> Iterator[Path]:
-    """Yield each folder which may hold server programs, links followed."""
+    """Yield each folder that may contain server programs, with symbolic links resolved."""
     for name in ("pg_ctl", "initdb"):
         if found := shutil.which(name):
             yield Path(found).resolve().parent
     if found := shutil.which("pg_config"):
-        answer = subprocess.run(
+        ended = subprocess.run(
             [found, "--bindir"],
             capture_output=True,
             text=True,
             check=False,
             timeout=PROGRAM_TIMEOUT_SECONDS,
         )
-        if answer.returncode == 0:
-            yield Path(answer.stdout.strip()).resolve()
+        if ended.returncode == 0:
+            yield Path(ended.stdout.strip()).resolve()
     for folder in sorted(DEBIAN_ROOT.glob("*/bin")):
         yield folder.resolve()

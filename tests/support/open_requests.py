@@ -1,4 +1,4 @@
-"""How many requests an endpoint has open at once."""
+"""Counts how many requests an endpoint has open at once."""
 
 import asyncio
 from collections import Counter
@@ -9,17 +9,17 @@ OK = 200
 
 
 class OpenRequests:
-    """A behaviour for `endpoint.behave` that holds requests and counts them; change it whenever you like."""
+    """A behaviour for `endpoint.behave` that holds and counts requests; can be changed at any time."""
 
     def __init__(self, status: int | None, hold_seconds: float = 0) -> None:
-        self.status = status  # none: held until the client goes away
+        self.status = status  # None: held until the client closes
         self.hold_seconds = hold_seconds
         self.open = 0
         self.most_open = 0
         self.answered_ok: Counter[str] = Counter()  # by webhook-id
 
     async def __call__(self, request: Request, connection: Connection) -> bool:
-        """Hold, then answer. It counts as open until the answer is out: who sends the next one saw that."""
+        """Hold, then answer. A request counts as open until its response is sent."""
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:

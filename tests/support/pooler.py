@@ -1,8 +1,8 @@
-"""Poolers in transaction mode, between a daemon and its database.
+"""Poolers in transaction mode between a daemon and its database.
 
-RotatingPooler runs everywhere and is harsher than any real one: it hands each transaction to the server
-connection that was used least recently, so that whatever is left in a session is missed at once. PgBouncer is
-the real one, where it is installed.
+RotatingPooler runs everywhere and is stricter than a real pooler: it gives each transaction the server
+connection that was used least recently, so any dependency on session state fails at once. PgBouncer is the
+real program, if it is installed.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 NEGOTIATIONS = (80877103, 80877104)  # SSLRequest, GSSENCRequest
 CANCEL_REQUEST = 80877102
-# As PgBouncer: anything else that a client wants to have set is refused.
+# Like PgBouncer: other startup parameters are refused.
 KNOWN_PARAMETERS = {b"user", b"database", b"client_encoding", b"application_name"}
-# The kinds of AuthenticationRequest that a client has to answer.
+# The kinds of AuthenticationRequest that a client must answer.
 ANSWERED = (3, 5, 10, 11)
 
 
 class Pooler(ABC):
-    """Listens between `async with` and its end; takes logins as the server behind it does."""
+    """Listens inside `async with`; accepts the same logins as its server."""
 
     def __init__(self, dsn: str) -> None:
         self._server = urlsplit(dsn)
@@ -47,7 +47,7 @@ class Pooler(ABC):
 
     @property
     def dsn(self) -> str:
-        """The same login and database, through the pooler."""
+        """The DSN of the same login and database through the pooler."""
         login = self._server.netloc.rpartition("@")[0]
         return self._server._replace(netloc=f"{login}@127.0.0.1:{self.port}").geturl()
 
@@ -56,7 +56,7 @@ class Pooler(ABC):
 class _Stream:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    key: bytes = b""  # of a server's connection: what cancels its statement
+    key: bytes = b""  # of a server connection: cancels its statement
 
     async def read(self) -> tuple[bytes, bytes]:
         kind = await self.reader.readexactly(1)
@@ -69,12 +69,12 @@ class _Stream:
 
 
 class RotatingPooler(Pooler):
-    """Each client brings a server's connection, which it logs in itself, and which is then everybody's."""
+    """Each client logs in on a new server connection, which is then shared by all clients."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
         self.transactions = 0
-        self._servers: list[_Stream] = []  # also those that a client left in the middle
+        self._servers: list[_Stream] = []  # including those that a client left in a transaction
         self._idle: deque[_Stream] = deque()
         self._returned = asyncio.Condition()
         self._keys = itertools.count(1)
@@ -152,19 +152,19 @@ class RotatingPooler(Pooler):
                 return await self._give_back(server)
 
     async def _transact(self, client: _Stream, key: bytes, kind: bytes, body: bytes) -> None:
-        """From a client's first message to the server's "ready, in no transaction"."""
+        """Forward messages until the server reports that it is outside of a transaction."""
         async with self._returned:
             await self._returned.wait_for(lambda: self._idle)
             server = self._serving[key] = self._idle.popleft()
         self.transactions += 1
         await server.write(kind, body)
-        asking = asyncio.ensure_future(self._pump(client, server))
+        forwarding = asyncio.ensure_future(self._pump(client, server))
         try:
             while (message := await server.read()) != (b"Z", b"I"):
                 await client.write(*message)
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            forwarding.cancel()
+            await asyncio.gather(forwarding, return_exceptions=True)
             del self._serving[key]
         await self._give_back(server)
         await client.write(*message)
@@ -187,7 +187,7 @@ class RotatingPooler(Pooler):
 
 
 class PgBouncer(Pooler):
-    """The real one, as a process of ours."""
+    """The real program, as a child process."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
@@ -201,7 +201,7 @@ class PgBouncer(Pooler):
 
     @staticmethod
     def program() -> str | None:
-        """Debian has it where only root looks."""
+        """Find the program; Debian installs it in a folder that is only in root's PATH."""
         return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 
     async def __aenter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""Servers for the tests: a child process of our own, an existing server, or a container.
+"""PostgreSQL servers for the tests: a child process, an existing server, or a container.
 
-Takes an Installation or an address; hands on a Server, which starts, stops and gives DSNs.
+Takes an Installation or a DSN; provides a Server, which starts, stops and gives DSNs.
 """
 
 import asyncio
@@ -42,19 +42,19 @@ START_TIMEOUT_SECONDS = 60
 STOP_TIMEOUT_SECONDS = 20
 CONNECT_TIMEOUT_SECONDS = 60
 LOG_TAIL_LINES = 20
-# A free port is known before the server takes it; another process may be quicker.
+# Another process may take a free port before the server does.
 PORT_ATTEMPTS = 3
-# Below those that a system gives to whoever asks for any: between a look and a bind, seconds later, nobody is
-# given one of these. Each process has a part of them.
+# Below the ephemeral ports, so that the system assigns none of these between the check and the bind, seconds
+# later. Each process uses its own part of them.
 PORTS = range(12_000, 32_000)
-PORTS_OF_ONE = 500
+PORTS_PER_PROCESS = 500
 
-# Where files are in memory alone, on Linux; and how much of it must be free.
+# A folder in memory, on Linux; and how much of it must be free.
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108
 MEMORY_INFO = Path("/proc/meminfo")
-ROOM_BYTES = 8 * 1024**3
+MIN_FREE_MEMORY_BYTES = 8 * 1024**3
 
-# Durability is off: a test's server never outlives its test run.
+# Durability is off: a server never outlives its test run.
 SETTINGS = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -63,7 +63,7 @@ SETTINGS = {
     "autovacuum": "on",
     "jit": "off",
 }
-# For a server that a test breaks, to see what it kept.
+# For a server that a test breaks, to check what is still stored.
 DURABLE_SETTINGS = SETTINGS | {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 
@@ -72,7 +72,7 @@ class ServerError(Exception):
 
 
 class Server(ABC):
-    """A PostgreSQL server, to which the tests have a superuser's login."""
+    """A PostgreSQL server to which the tests have a superuser login."""
 
     def __init__(self, major: int) -> None:
         self.major = major
@@ -84,29 +84,29 @@ class Server(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the server, and remove all that it kept. Harmless when it is stopped."""
+        """Stop the server and remove its data. Does nothing if it is stopped."""
 
     def dsn(self, database: str = "postgres", user: str = "", password: str = "") -> str:
-        """Return the address of a database, for the superuser unless another user is named."""
+        """Return the DSN of a database, for the superuser unless another user is given."""
         return readdress(self.superuser_dsn, database, user, password)
 
 
 class ExistingServer(Server):
-    """A server that somebody else runs, and that the tests leave running."""
+    """A server that the tests did not start and leave running."""
 
     def __init__(self, major: int, superuser_dsn: str) -> None:
         super().__init__(major)
         self.superuser_dsn = superuser_dsn
 
     def start(self) -> None:
-        """Do nothing: it runs."""
+        """Do nothing: it is running."""
 
     def stop(self) -> None:
-        """Do nothing: it is not ours."""
+        """Do nothing: the tests did not start it."""
 
 
 class ContainerServer(Server):
-    """A server in a container, where a Docker engine answers."""
+    """A server in a container, if a Docker engine is available."""
 
     def __init__(self, major: int) -> None:
         super().__init__(major)
@@ -114,7 +114,7 @@ class ContainerServer(Server):
 
     def start(self) -> None:
         """Start the container of the official image."""
-        # Imported here because it is slow, and needed only where Docker is the last resort.
+        # Imported here because it is slow and only needed if Docker is the last resort.
         from testcontainers.community.postgres import PostgresContainer  # noqa: PLC0415
 
         container = PostgresContainer(
@@ -136,7 +136,7 @@ class ContainerServer(Server):
 
 
 class LocalServer(Server):
-    """A server which is a direct child of the tests, in a temporary folder."""
+    """A server that is a child process of the tests, in a temporary folder."""
 
     INITDB_OPTIONS: tuple[str, ...] = ()
 
@@ -150,7 +150,7 @@ class LocalServer(Server):
         super().__init__(installation.major)
         self._installation = installation
         self._durable = durable
-        self._settings = dict(settings or {})  # beside the tests' own
+        self._settings = dict(settings or {})  # in addition to the tests' own
         self._password = secrets.token_hex(16)
         self._account: Account | None = None
         self._folder: Path | None = None
@@ -163,8 +163,8 @@ class LocalServer(Server):
         return self._process.pid
 
     def start(self) -> None:
-        """Make a new cluster of databases and start its server."""
-        # Also when the tests end without their fixtures' ends, as after an internal error.
+        """Create a new database cluster and start its server."""
+        # Also if the tests end without fixture teardown, as after an internal error.
         atexit.register(self.stop)
         try:
             self._account = server_account()
@@ -187,7 +187,7 @@ class LocalServer(Server):
             self._folder = None
 
     def _initialize(self, folder: Path) -> None:
-        """Run initdb, in the first locale that this machine has."""
+        """Run initdb, with the first locale that this machine has."""
         password_file = folder / "password"
         password_file.write_text(scram.stored(self._password))
         restrict_to(password_file, self._account)
@@ -196,7 +196,7 @@ class LocalServer(Server):
             f"--pgdata={folder / 'data'}",
             "--username=postgres",
             f"--pwfile={password_file}",
-            # The server checks each password, and the client is spared SCRAM's rounds.
+            # The server checks each password, and the client saves the time of SCRAM's rounds.
             "--auth=password",
             "--encoding=UTF8",
             "--no-sync",
@@ -217,7 +217,7 @@ class LocalServer(Server):
                 end_process(process)
 
     def _launch(self, folder: Path) -> None:
-        """Start the server on a free port, once more if the port was taken meanwhile."""
+        """Start the server on a free port; try another if the port was taken meanwhile."""
         for _ in range(PORT_ATTEMPTS):
             if self._launched(folder, free_port()):
                 return
@@ -226,7 +226,7 @@ class LocalServer(Server):
         raise ServerError(f"PostgreSQL {self.major} did not start:\n{log_tail(folder)}")
 
     def _launched(self, folder: Path, port: int) -> bool:
-        """Start the server on this port; whether it accepts connections."""
+        """Start the server on this port; returns whether it accepts connections."""
         settings = {
             **(DURABLE_SETTINGS if self._durable else SETTINGS),
             **self._settings,
@@ -259,16 +259,16 @@ def readdress(dsn: str, database: str, user: str, password: str) -> str:
 
 
 def run_apart(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to its end on a loop of its own, in a thread.
+    """Run a coroutine on its own loop in a thread.
 
-    Works whether or not a loop runs here, and leaves the loops of pytest-asyncio alone.
+    Works with or without a running loop, and does not disturb the loops of pytest-asyncio.
     """
     with ThreadPoolExecutor(max_workers=1) as executor:
         return executor.submit(asyncio.run, coroutine).result()
 
 
 async def server_major(dsn: str) -> int:
-    """Ask a server for its major version."""
+    """Query a server for its major version."""
     connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS)
     try:
         return connection.get_server_version().major
@@ -277,10 +277,10 @@ async def server_major(dsn: str) -> int:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], dsn: str) -> bool:
-    """Tell whether the server came to accept a login before it ended or the time was up."""
+    """Wait until the server accepts a login; False if it ends or the time is up."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        # 57P03 "the database system is starting up", or nobody listens yet.
+        # 57P03 "the database system is starting up", or the port is not open yet.
         with contextlib.suppress(OSError, asyncpg.CannotConnectNowError):
             run_apart(server_major(dsn))
             return True
@@ -290,7 +290,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], dsn: str) -> bool:
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process in order with SIGINT (PostgreSQL's fast shutdown), or else by force."""
+    """End a process with SIGINT (PostgreSQL's fast shutdown), then SIGQUIT, then SIGKILL."""
     for order in (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL):
         if process.poll() is not None:
             return
@@ -300,24 +300,25 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def memory_has_room() -> bool:
-    """Whether a server's folder may be in memory, beside the three others of a run.
+    """Whether a server's folder may be in memory, besides the three other servers of a test run.
 
-    Each test has a copy of the template, which is 500 files: 35 ms there, and 60 to 370 ms on a disk.
+    Copying the template (500 files) for each test takes 35 ms in memory and 60 to 370 ms on disk.
     """
     try:
         shared = os.statvfs(MEMORY_FOLDER)
         available_kib = int(
             re.findall(r"^MemAvailable: +(\d+) kB$", MEMORY_INFO.read_text(), re.MULTILINE)[0]
         )
-    except (OSError, ValueError):  # another system
+    except (OSError, ValueError):  # not Linux
         return False
-    # The server's programs may have to be copied there, for another account to run them.
+    # The server's programs may have to be copied there, so that another account can run them.
     is_executable = not shared.f_flag & os.ST_NOEXEC and os.access(MEMORY_FOLDER, os.W_OK | os.X_OK)
-    return is_executable and min(shared.f_bavail * shared.f_frsize, int(available_kib) * 1024) >= ROOM_BYTES
+    free_bytes = min(shared.f_bavail * shared.f_frsize, available_kib * 1024)
+    return is_executable and free_bytes >= MIN_FREE_MEMORY_BYTES
 
 
 def make_folder(account: Account | None, *, in_memory: bool = False) -> Path:
-    """Make a folder for a server, short enough for a unix socket and owned by its account."""
+    """Make a folder for a server, with a path short enough for a socket and owned by its account."""
     # Root's own TMPDIR may be closed to the account; /tmp is open to all.
     parent = MEMORY_FOLDER if in_memory else "/tmp" if account else None  # noqa: S108
     folder = Path(tempfile.mkdtemp(prefix="webhookd-", dir=parent))
@@ -325,23 +326,23 @@ def make_folder(account: Account | None, *, in_memory: bool = False) -> Path:
     return folder
 
 
-def _part_of_ports() -> Iterator[int]:
-    parts = len(PORTS) // PORTS_OF_ONE
-    first = PORTS.start + os.getpid() % parts * PORTS_OF_ONE
-    # In any order: processes that have the same part are not to go through it side by side.
-    return itertools.cycle(random.sample(range(first, first + PORTS_OF_ONE), PORTS_OF_ONE))
+def _ports_of_this_process() -> Iterator[int]:
+    parts = len(PORTS) // PORTS_PER_PROCESS
+    first = PORTS.start + os.getpid() % parts * PORTS_PER_PROCESS
+    # In random order, because processes with the same part should not try the same ports at once.
+    return itertools.cycle(random.sample(range(first, first + PORTS_PER_PROCESS), PORTS_PER_PROCESS))
 
 
-_own_ports = _part_of_ports()
+_own_ports = _ports_of_this_process()
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens at this moment."""
+    """Return a port that is free at this moment."""
     for port in _own_ports:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("unreachable: the ports go round")
+    raise AssertionError("unreachable: the cycle of ports never ends")
 
 
 def open_log(folder: Path) -> BinaryIO:

@@ -1,7 +1,7 @@
 """Where a PostgreSQL for the tests comes from, in order of preference.
 
-Reads WEBHOOKD_TEST_DSN, this machine's installations, the embedded wheel and Docker; hands on a
-Source for each major. `python -m tests.support.sources` prints them for tests/run.py.
+Reads WEBHOOKD_TEST_DSN, this machine's installations, the embedded wheel and Docker; yields a Source for each
+major version. `python -m tests.support.sources` prints them for tests/run.py.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ DOCKER_TIMEOUT_SECONDS = 5
 
 
 class SourceError(Exception):
-    """No PostgreSQL of the wanted kind was found; the message is one line."""
+    """No suitable PostgreSQL was found; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Source:
 
 
 def sources() -> Iterator[Source]:
-    """Yield each source of a supported major, the preferred first, lazily."""
+    """Yield each source of a supported major version lazily, the preferred first."""
     for source in all_sources():
         if source.major in SUPPORTED_MAJORS:
             yield source
 
 
 def all_sources() -> Iterator[Source]:
-    """Yield each source, of whatever major."""
+    """Yield each source, of any major version."""
     yield from existing_source()
     for installation in local_installations():
         yield installation_source(installation, str(installation.bin_folder))
@@ -69,29 +69,29 @@ def existing_source() -> Iterator[Source]:
     except Exception as error:
         raise SourceError(f"{DSN_VARIABLE} is set, but connecting failed: {error}") from error
     if major not in SUPPORTED_MAJORS:
-        raise SourceError(f"{DSN_VARIABLE} leads to PostgreSQL {major}, which is not supported")
+        raise SourceError(f"{DSN_VARIABLE} is PostgreSQL {major}, which is not supported")
     yield Source(major, DSN_VARIABLE, lambda: ExistingServer(major, dsn))
 
 
 def installation_source(installation: Installation, origin: str) -> Source:
-    """Return the source that starts a server of an installation."""
+    """Return a source that starts a server of an installation."""
     return Source(installation.major, origin, lambda: LocalServer(installation))
 
 
 def container_source(major: int) -> Source:
-    """Return the source that starts a container."""
+    """Return a source that starts a container."""
     return Source(major, "Docker", lambda: ContainerServer(major))
 
 
 def docker_answers() -> bool:
-    """Tell whether a Docker engine answers here."""
+    """Whether a Docker engine is available."""
     try:
         # Imported here because most runs never need it.
         import docker  # noqa: PLC0415
     except ImportError:
         return False
     with warnings.catch_warnings():
-        # Where nobody answers, the client forgets to close the socket it tried.
+        # Without an engine, the client does not close its socket.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             with contextlib.closing(docker.from_env(timeout=DOCKER_TIMEOUT_SECONDS)) as client:
@@ -108,8 +108,8 @@ def first(found: Iterable[Source], major: int | None = None) -> Source:
             return source
         seen.append(source)
     wanted = f"PostgreSQL {major}" if major else "PostgreSQL"
-    there = ", ".join(f"{source.major} ({source.origin})" for source in seen) or "none"
-    raise SourceError(f"{wanted} was not found; found: {there}; supported: {majors_text()}")
+    available = ", ".join(f"{source.major} ({source.origin})" for source in seen) or "none"
+    raise SourceError(f"{wanted} was not found; found: {available}; supported: {majors_text()}")
 
 
 def one_for_each_major(found: Iterable[Source]) -> list[Source]:
@@ -133,12 +133,12 @@ def select(wanted: Iterable[str], find: Callable[[], Iterable[Source]] = sources
 
 
 def majors_text() -> str:
-    """Name the supported majors, for a message."""
+    """List the supported major versions for a message."""
     return ", ".join(str(major) for major in SUPPORTED_MAJORS)
 
 
 def main() -> None:
-    """Print what is found as JSON; only the existing server, where one is given."""
+    """Print the sources as JSON; only the existing server if WEBHOOKD_TEST_DSN is set."""
     found = [first(sources())] if os.environ.get(DSN_VARIABLE) else one_for_each_major(sources())
     print(json.dumps([{"major": source.major, "origin": source.origin} for source in found]))
 

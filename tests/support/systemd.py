@@ -1,4 +1,4 @@
-"""systemd's side of sd_notify: a datagram socket, and what was said on it."""
+"""The receiving side of sd_notify: a datagram socket that records messages."""
 
 import asyncio
 import socket
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class NotifySocket(asyncio.DatagramProtocol):
-    """Listens at an address as NOTIFY_SOCKET has it: a path, or a name that begins with @."""
+    """Listens at an address in the form of NOTIFY_SOCKET: a path, or an abstract name starting with @."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.messages: list[str] = []
-        self.heard: Callable[[str], None] = lambda _: None  # called with each as it comes
+        self.on_message: Callable[[str], None] = lambda _: None  # called with each message
         self._transport: asyncio.BaseTransport | None = None
 
     async def open(self) -> None:
@@ -29,19 +29,19 @@ class NotifySocket(asyncio.DatagramProtocol):
         )
 
     def close(self) -> None:
-        """Listen no more; a path stays, with nobody behind it."""
+        """Stop listening; the path of the socket remains."""
         if self._transport is not None:
             self._transport.close()
 
     def datagram_received(self, data: bytes, _: object) -> None:
-        """As asyncio calls it."""
+        """Called by asyncio."""
         self.messages.append(data.decode())
-        self.heard(data.decode())
+        self.on_message(data.decode())
 
     async def received(self, count: int, message: str = "") -> list[str]:
-        """Wait until that many have come that begin so; give them."""
+        """Wait until this many messages with this prefix have arrived; returns them."""
         deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
-        while len(found := [one for one in self.messages if one.startswith(message)]) < count:
+        while len(found := [text for text in self.messages if text.startswith(message)]) < count:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{found} of {count} within {CONDITION_TIMEOUT_SECONDS} s")
             await asyncio.sleep(POLL_INTERVAL_SECONDS)

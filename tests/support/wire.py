@@ -1,6 +1,6 @@
-"""A way to the database that a test can break in every way that a network can: a proxy on 127.0.0.1.
+"""A proxy to the database on 127.0.0.1 that a test can break in every way a network can break.
 
-The daemon is given its address. Counts what it carried and what it broke.
+Counts the connections that it carried and broke.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ CHUNK_BYTES = 65536
 
 
 class Wire:
-    """Carries bytes both ways from open() to close()."""
+    """Forwards bytes in both directions between open() and close()."""
 
     def __init__(self, dsn: str) -> None:
         self._far = urlsplit(dsn)
@@ -24,13 +24,12 @@ class Wire:
         self._target = (self._far.hostname or "", self._far.port)
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._swallowing = False
+        self._drops_everything = False
         self._loses: re.Pattern[str] | None = None
         self._to_lose = 0
         self._lines: set[_Line] = set()
-        self._abandoned: list[
-            asyncio.StreamWriter
-        ] = []  # the server's side of connections nobody ended there
+        # Server sides of connections that only the client has closed.
+        self._abandoned: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.port = 0
@@ -39,61 +38,61 @@ class Wire:
         self.answers_lost = 0
 
     async def open(self) -> None:
-        """Take connections, after a cut at the same port."""
+        """Accept connections; after a cut, on the same port."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     @property
     def dsn(self) -> str:
-        """The database's address, by this way."""
+        """The DSN of the database through this proxy."""
         login = self._far.netloc.rpartition("@")[0]
         return self._far._replace(netloc=f"{login}@127.0.0.1:{self.port}").geturl()
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._lines)
 
     def stall(self) -> None:
-        """Connections stay, and carry nothing until `flow`."""
+        """Keep connections open, but forward nothing until `flow`."""
         self._flowing.clear()
 
     def blackhole(self) -> None:
-        """Connections stay, new ones are taken, and every byte is lost, without a word to either side."""
-        self._swallowing = True
+        """Keep and accept connections, but silently drop every byte."""
+        self._drops_everything = True
         for line in self._lines:
-            line.is_black = True
+            line.is_broken = True
         self.broken += len(self._lines)
 
     def flow(self) -> None:
-        """Carry on. What lost bytes stays black, for its stream has a hole; new connections are carried."""
-        self._swallowing = False
+        """Forward again. Connections that lost bytes stay broken; new connections work."""
+        self._drops_everything = False
         self._flowing.set()
 
     def half_open(self) -> None:
-        """The server's side of each connection ends, and the client's is not told; new ones are carried."""
+        """Close the server's side of each connection without telling the client; new connections work."""
         for line in self._lines:
-            line.is_black = True
+            line.is_broken = True
             line.far.transport.abort()
         self.broken += len(self._lines)
 
     def reset(self) -> None:
-        """Each connection ends with a TCP reset to both; new ones are carried."""
+        """End each connection with a TCP reset to both sides; new connections work."""
         self.broken += len(self._lines)
         for line in list(self._lines):
             line.reset()
 
     def lose_answers(self, statement: str, count: int) -> None:
-        """Let the next so many statements that match be done, and lose the answer with its connection."""
+        """Execute the next `count` matching statements, but drop their answers and connections."""
         self._loses, self._to_lose = re.compile(statement), count
 
     @property
     def answers_to_lose(self) -> int:
-        """Of those, how many are still to come."""
+        """How many of these answers are still to be dropped."""
         return self._to_lose
 
     def cut(self) -> None:
-        """No connection stays, and none is taken."""
+        """Close all connections and refuse new ones."""
         assert self._server is not None
         self._server.close()
         self.broken += len(self._lines)
@@ -101,7 +100,7 @@ class Wire:
             line.abort()
 
     async def close(self) -> None:
-        """End it, at the end of a test."""
+        """Shut the proxy down at the end of a test."""
         self.cut()
         for writer in self._abandoned:
             writer.transport.abort()
@@ -112,10 +111,10 @@ class Wire:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:  # the server is away, and this is how its client learns it
+        except OSError:  # the server is down: close the client's connection
             writer.transport.abort()
             return
-        line = _Line(writer, far_writer, is_black=self._swallowing)
+        line = _Line(writer, far_writer, is_broken=self._drops_everything)
         self._lines.add(line)
         self.carried += 1
         for pump in (self._pump_to_server(reader, line), self._pump_to_client(far_reader, line)):
@@ -127,13 +126,13 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
                 await self._flowing.wait()
-                if line.is_black:
+                if line.is_broken:
                     continue
-                self._look_at(data, line)
+                self._check_statements(data, line)
                 line.far.write(data)
                 await line.far.drain()
-        # The client has gone, which a line that carries nothing does not tell the server.
-        if line.is_black:
+        # The client has closed; a broken line does not tell the server.
+        if line.is_broken:
             self._abandoned.append(line.far)
             line.near.transport.abort()
         else:
@@ -144,7 +143,7 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
                 await self._flowing.wait()
-                if line.is_black:
+                if line.is_broken:
                     continue
                 if line.lost_answer is None:
                     line.near.write(data)
@@ -153,12 +152,12 @@ class Wire:
                     self.answers_lost += 1
                     self.broken += 1
                     line.reset()
-        if not line.is_black:
+        if not line.is_broken:
             line.abort()
             self._lines.discard(line)
 
-    def _look_at(self, data: bytes, line: "_Line") -> None:
-        """Begin to lose, if this is what is to be lost."""
+    def _check_statements(self, data: bytes, line: "_Line") -> None:
+        """Start to drop the answer if a statement matches."""
         for statement in line.client_side.statements(data):
             if self._to_lose and self._loses is not None and self._loses.search(statement):
                 self._to_lose -= 1
@@ -166,12 +165,12 @@ class Wire:
 
 
 class _Line:
-    """One connection: both its halves."""
+    """One connection with both of its sides."""
 
-    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter, *, is_black: bool) -> None:
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter, *, is_broken: bool) -> None:
         self.near = near
         self.far = far
-        self.is_black = is_black
+        self.is_broken = is_broken
         self.client_side = ClientSide()
         self.lost_answer: ServerSide | None = None
 
@@ -180,9 +179,9 @@ class _Line:
         self.far.transport.abort()
 
     def reset(self) -> None:
-        """Both are told, and neither in order."""
+        """Send a TCP reset to both sides."""
         for writer in (self.near, self.far):
-            if not writer.transport.is_closing():  # as the far one of a line that was half open
+            if not writer.transport.is_closing():  # the far side of a half-open line is closing
                 raw = writer.get_extra_info("socket")
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.abort()

@@ -1,4 +1,4 @@
-"""Tests of where the test bed finds PostgreSQL, and of how --postgres chooses."""
+"""Where the tests find PostgreSQL, and how --postgres chooses."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.support.sources import Source, SourceError, one_for_each_major, selec
 
 
 def source(major: int, origin: str) -> Source:
-    """Make a source which no test starts."""
+    """Make a source that no test starts."""
     return Source(major, origin, lambda: ExistingServer(major, ""))
 
 
@@ -18,17 +18,17 @@ FOUND = [source(16, "PATH"), source(18, "wheel"), source(16, "wheel"), source(15
 
 
 def find() -> Iterator[Source]:
-    """Find the sources of the made-up machine."""
+    """Find the sources of a made-up machine."""
     yield from FOUND
 
 
-def test_without_a_wish_the_first_source_wins() -> None:
+def test_first_source_is_the_default() -> None:
     """The order of the sources decides, not the version."""
     assert select([], find) == [FOUND[0]]
 
 
-def test_a_major_comes_from_its_first_source() -> None:
-    """A wanted major is taken from the most preferred source that has it."""
+def test_major_comes_from_its_first_source() -> None:
+    """A requested major is taken from the most preferred source that has it."""
     assert select(["16"], find) == [FOUND[0]]
 
 
@@ -42,8 +42,8 @@ def test_all_means_each_major_once_oldest_first() -> None:
     assert select(["all"], find) == [FOUND[3], FOUND[0], FOUND[1]]
 
 
-def test_an_absent_major_is_refused_in_one_line() -> None:
-    """The error names what was wanted and what there is, in a single line."""
+def test_missing_major_is_an_error_of_one_line() -> None:
+    """The error names the requested major and the available ones."""
     with pytest.raises(SourceError) as caught:
         select(["17"], find)
     assert str(caught.value) == (
@@ -52,14 +52,14 @@ def test_an_absent_major_is_refused_in_one_line() -> None:
     )
 
 
-def test_a_word_is_refused() -> None:
-    """A value that is neither a number nor `all` is an error, not a search."""
+def test_invalid_value_is_an_error() -> None:
+    """A value must be a number or `all`."""
     with pytest.raises(SourceError, match="--postgres=newest"):
         select(["newest"], find)
 
 
-def test_a_found_major_looks_no_further() -> None:
-    """Later sources, of which Docker is slow to ask, are not touched when an earlier one fits."""
+def test_search_stops_at_the_first_match() -> None:
+    """Later sources, of which Docker is slow, are not checked."""
 
     def find_then_fail() -> Iterator[Source]:
         yield FOUND[0]
@@ -68,22 +68,22 @@ def test_a_found_major_looks_no_further() -> None:
     assert select(["16"], find_then_fail) == [FOUND[0]]
 
 
-def test_nothing_found_is_refused() -> None:
-    """A machine without PostgreSQL gets an error for each kind of wish."""
+def test_no_source_is_an_error() -> None:
+    """Without any PostgreSQL, every request is an error."""
     for wanted in ([], ["all"], ["15"]):
         with pytest.raises(SourceError, match="found: none"):
             select(wanted, list)
 
 
 def test_an_unreachable_existing_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong WEBHOOKD_TEST_DSN stops the run instead of falling to another source."""
+    """A wrong WEBHOOKD_TEST_DSN ends the run instead of using another source."""
     monkeypatch.setenv(sources.DSN_VARIABLE, "postgresql://nobody@127.0.0.1:1/postgres")
     with pytest.raises(SourceError, match="WEBHOOKD_TEST_DSN is set, but connecting failed"):
         select([])
 
 
-def test_the_existing_server_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """WEBHOOKD_TEST_DSN is preferred to whatever this machine has."""
+def test_existing_server_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WEBHOOKD_TEST_DSN is preferred to everything on the machine."""
 
     async def major_of_the_existing_server(dsn: str) -> int:
         assert dsn == "postgresql://existing"
@@ -95,7 +95,7 @@ def test_the_existing_server_comes_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (chosen.major, chosen.origin) == (17, sources.DSN_VARIABLE)
 
 
-def test_an_unsupported_installation_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server older than we support is not used, even when it is the first found."""
+def test_unsupported_version_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older version than the supported ones is not used, even if it is found first."""
     monkeypatch.setattr(sources, "all_sources", lambda: iter([source(14, "PATH"), FOUND[0]]))
     assert one_for_each_major(sources.sources()) == [FOUND[0]]

@@ -36,7 +36,7 @@ COMMAND_TIMEOUT_SECONDS = 10.0
 # If all connections are busy for this long, the database does not keep up: report that instead of waiting.
 ACQUIRE_TIMEOUT_SECONDS = 5.0
 
-# The pause before trying again when the server has reached its connection limit and the pool has others.
+# Pause before the next try when the server is at its connection limit and the pool has open connections.
 CONNECTION_LIMIT_PAUSE_SECONDS = 0.1
 
 # After "disk full", a successful call does not show for this long that there is space again, because a full
@@ -44,7 +44,7 @@ CONNECTION_LIMIT_PAUSE_SECONDS = 0.1
 FULL_SECONDS = 5.0
 
 # The same limits on the server, for when this process is stopped, disconnected or gone and still holds locks.
-# Not behind a pooler: it refuses most settings, and would apply the others to other clients.
+# Not behind a pooler: it refuses most settings, and would apply the rest to other clients.
 SESSION_SETTINGS = {
     "lock_timeout": "9s",
     "statement_timeout": "12s",
@@ -139,7 +139,7 @@ class Pool:
         except DatabaseUnavailable as error:
             self.report_unavailable(error)
             if used:
-                # The others are probably dead too: each half-open connection would cost a caller its timeout.
+                # The rest are probably dead too: each half-open connection would cost a caller its timeout.
                 await self._pool.expire_connections()
             raise
         else:

@@ -1,6 +1,6 @@
 """Runs the embedded PostgreSQL: the first instance starts it, the last instance stops it.
 
-There are three file locks. The kernel releases each when its holders end, in whatever way:
+There are three file locks. The kernel releases each when its holders end, even after SIGKILL:
 
 - `start.lock`: exclusive, while an instance checks, starts or stops the server;
 - `users.lock`: shared by every instance while it runs; taken only under start.lock;
@@ -147,7 +147,7 @@ class EmbeddedServer:
     # The caller holds start.lock.
 
     def start_or_join(self) -> None:
-        """Start the server, or wait until the running one is ready; then create what is missing."""
+        """Start the server, or wait until the running one is ready; then ensure its database and login."""
         installation = self._folder.runnable(wheel_installation(self._folder.major))
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
@@ -216,7 +216,7 @@ class EmbeddedServer:
             raise EmbeddedError(f"PostgreSQL did not start: {folder.error_since(log_position)}")
 
     def _remove_stale_pid_file(self) -> None:
-        """No server of ours runs, so the process in postmaster.pid is unrelated or was started by hand."""
+        """Remove a pid file of an unrelated process; refuse a server that was started by hand."""
         process_id = self._process_id()
         if process_id is None:
             return
@@ -244,7 +244,7 @@ class EmbeddedServer:
         return int(lines[0]) if lines and lines[0].isdecimal() else None
 
     def _is_ready(self) -> bool:
-        """Whether the file says so and the socket accepts: the file stays if the server is killed."""
+        """Whether the pid file says "ready" and the socket accepts: a killed server leaves the file."""
         match self._pid_file():
             case [_, _, _, _, socket_folder, _, _, state, *_] if state.strip() == "ready":
                 self._socket_folder = Path(socket_folder)
