@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.breakable import BreakableServer
-from tests.support.database import Cluster, Database
+from tests.support.database import Cluster, Database, SharedDatabase
 from tests.support.flow import Flow
 from tests.support.installations import installation_near
 from tests.support.postgres import LocalServer, Server, run_apart
@@ -164,9 +164,24 @@ async def make_database(cluster: Cluster) -> AsyncIterator[MakeDatabase]:
         await cluster.drop_database(database)
 
 
+@pytest.fixture(scope="module")
+async def shared_database(cluster: Cluster) -> AsyncIterator[SharedDatabase]:
+    """Give the database that the tests of a module use one after the other."""
+    shared = SharedDatabase(cluster)
+    yield shared
+    await shared.drop()
+
+
 @pytest.fixture
-async def database(make_database: MakeDatabase) -> Database:
-    """Give a migrated database of the test's own."""
+async def database(shared_database: SharedDatabase) -> AsyncIterator[Database]:
+    """Give a migrated database without rows."""
+    yield await shared_database.take()
+    await shared_database.give_back()
+
+
+@pytest.fixture
+async def fresh_database(make_database: MakeDatabase) -> Database:
+    """Give a migrated database of the test's own, for tests of what a session or table never used before does."""
     return await make_database(migrated=True)
 
 
