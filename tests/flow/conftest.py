@@ -35,6 +35,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture
+async def database(fresh_database: Database) -> Database:
+    """Use a database per test: a daemon has many sessions, and a test may kill it at any moment."""
+    return fresh_database
+
+
+@pytest.fixture
 def endpoint(certificates: Certificates) -> Iterator[Endpoint]:
     """Give a customer's endpoint, which answers 200."""
     with Endpoint(certificates.good) as endpoint:
