@@ -73,8 +73,7 @@ def make_daemon(database: Database, certificates: Certificates, tmp_path: Path) 
             services={"poll_interval_seconds": 0.1},
             reaper={"interval_seconds": 0.2},
         )
-        # With an environment it may have to read other modules first (tests/support/names.py).
-        daemon.is_forked = not environment
+        daemon.is_forked = True
         daemon.configure(**sections)
         made.append(daemon)
         return daemon

@@ -6,6 +6,7 @@ runs is a process of its own all the same, with its own files, signals and end.
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -78,5 +79,9 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], stdout:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    for entry in filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)):
+        if (site := Path(entry) / "sitecustomize.py").is_file():
+            # Python reads it before any other module; its patches also work on modules that are loaded.
+            runpy.run_path(str(site))
     sys.argv = ["webhookd", *arguments]
     main()
