@@ -1,9 +1,10 @@
-"""The tests' fixtures: a server for each selected PostgreSQL, and a database for each test.
+"""Fixtures of all tests: a server per PostgreSQL version, its databases, and the markers of tests/run.py.
 
-Reads --postgres; parametrizes each test that needs a database, and marks it `postgres`.
+Reads --postgres. A test that uses the fixture `postgres` runs once per selected version.
 """
 
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.breakable import BreakableServer
-from tests.support.database import Cluster, Database
+from tests.support.database import Cluster, Database, SharedDatabase
 from tests.support.flow import Flow
 from tests.support.installations import installation_near
 from tests.support.postgres import LocalServer, Server, run_apart
@@ -22,33 +23,23 @@ from tests.support.wire import Wire
 
 FLOW = Path(__file__).parent / "flow"
 FAULTS = Path(__file__).parent / "faults"
-# The commands, which ask a daemon; and what is decided by a file, a socket or a request before any database.
-SAME_WITH_EVERY_DATABASE = (
-    FLOW / "cli",
-    FLOW / "test_addresses.py",
-    FLOW / "test_endpoints.py",
-    FLOW / "test_systemd.py",
-    FLOW / "api" / "test_bodies.py",
-    FLOW / "api" / "test_protocol.py",
-    FLOW / "api" / "test_tokens.py",
-    FLOW / "reload" / "test_access.py",
-    FLOW / "reload" / "test_bad_files.py",
-    FLOW / "reload" / "test_keys.py",
-)
+INTERFACES = (FLOW / "api", FLOW / "cli", FLOW / "reload")
+# PostgreSQL versions differ in the planner, in the rights that a role needs, and in what DDL accepts.
+# Scenarios run every stage once. All other behaviour is the same on each version: the gate tests it on one.
+DIFFERS_BY_VERSION = re.compile(r"test_(\w+_)?(migrations|pages|plans|roles|scenarios)\.py")
 SELECTED = pytest.StashKey[list[Source]]()
 
-# A database test's first example pays for caches, so no deadline can be right. In CI the examples
-# are the same each time: a change is blamed only for what it broke.
+# No deadline: the first example of a database test also fills caches. In CI the examples are the same in
+# every run, so that a failure is caused by the change under test.
 settings.register_profile("developer", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 
 class MakeDatabase(Protocol):
-    """Makes further databases, which the end of the test drops."""
+    """Makes more databases, which are dropped at the end of the test."""
 
-    async def __call__(self, *, migrated: bool = False, encoding: str = "UTF8") -> Database:
-        """Make one."""
+    async def __call__(self, *, migrated: bool = False, encoding: str = "UTF8") -> Database: ...
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,11 +54,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Look for the PostgreSQL that was asked for, to complain before any test."""
-    # A terminated run stops its servers just as an interrupted one.
+    """Look for the versions of --postgres, so that a missing version fails before the first test."""
+    # SIGTERM stops the servers in the same way as SIGINT.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Whoever runs us in the background of a script ignores SIGINT, and so would every program that we start:
-    # those which a test interrupts must hear it.
+    # A shell starts background jobs with SIGINT ignored, and children inherit that; tests interrupt children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = config.getoption("postgres")
     if wanted:
@@ -78,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that needs a database once for each selected PostgreSQL."""
+    """Run each test that needs a database once per selected PostgreSQL version."""
     if "postgres" in metafunc.fixturenames:
         chosen = selected_sources(metafunc.config)
         names = [f"pg{source.major}" for source in chosen]
@@ -86,19 +76,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests that need a database, and those of the daemon: tests/run.py selects by these."""
-    if "postgres" in getattr(item, "fixturenames", ()):
+    """Add the markers by which tests/run.py splits the tests into parts."""
+    uses_postgres = "postgres" in getattr(item, "fixturenames", ())
+    is_interface = any(item.path.is_relative_to(folder) for folder in INTERFACES)
+    if uses_postgres:
         item.add_marker(pytest.mark.postgres)
-    if item.path.is_relative_to(FLOW) or (
-        item.path.is_relative_to(FAULTS) and "postgres" in getattr(item, "fixturenames", ())
-    ):
+    if is_interface:
+        item.add_marker(pytest.mark.interfaces)
+    elif item.path.is_relative_to(FLOW) or (item.path.is_relative_to(FAULTS) and uses_postgres):
         item.add_marker(pytest.mark.daemon)
-    if any(item.path.is_relative_to(path) for path in SAME_WITH_EVERY_DATABASE):
-        item.add_marker(pytest.mark.once)
+    if uses_postgres and not is_interface and DIFFERS_BY_VERSION.fullmatch(item.path.name):
+        item.add_marker(pytest.mark.each_version)
 
 
 def selected_sources(config: pytest.Config) -> list[Source]:
-    """Return what --postgres selected, or the first source found."""
+    """Return the sources that --postgres selected, or the first source found."""
     if SELECTED not in config.stash:
         try:
             config.stash[SELECTED] = select([])
@@ -109,7 +101,7 @@ def selected_sources(config: pytest.Config) -> list[Source]:
 
 @pytest.fixture(scope="session")
 def postgres(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """Give a running server of the PostgreSQL for which the test runs."""
+    """Start a server of the PostgreSQL version for which the test runs."""
     source: Source = request.param
     server = source.make_server()
     server.start()
@@ -121,7 +113,7 @@ def postgres(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def cluster(postgres: Server) -> Iterator[Cluster]:
-    """Give the server's logins and migrated template."""
+    """Create the logins and the migrated template database on the server."""
     cluster = Cluster(postgres)
     try:
         run_apart(cluster.prepare())
@@ -132,7 +124,7 @@ def cluster(postgres: Server) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def breakable_server(postgres: Server) -> Iterator[BreakableServer]:
-    """Give a durable server like the selected one, for the tests of one module alone."""
+    """Start a durable server of the same version that only the tests of one module use and break."""
     server = BreakableServer(installation_near(postgres.major))
     server.start()
     try:
@@ -143,7 +135,7 @@ def breakable_server(postgres: Server) -> Iterator[BreakableServer]:
 
 @pytest.fixture(scope="module")
 def breakable_cluster(breakable_server: BreakableServer) -> Cluster:
-    """Give its logins and template. Where it is the module's `cluster`, every fixture builds on it."""
+    """Create the logins and the template on it. A module that names it `cluster` moves its fixtures there."""
     cluster = Cluster(breakable_server)
     run_apart(cluster.prepare())
     return cluster
@@ -151,7 +143,7 @@ def breakable_cluster(breakable_server: BreakableServer) -> Cluster:
 
 @pytest.fixture
 async def make_database(cluster: Cluster) -> AsyncIterator[MakeDatabase]:
-    """Give a way to make databases: migrated or empty, and of any encoding."""
+    """Return a function that makes databases: migrated or empty, and of any encoding."""
     made: list[Database] = []
 
     async def make(*, migrated: bool = False, encoding: str = "UTF8") -> Database:
@@ -164,17 +156,32 @@ async def make_database(cluster: Cluster) -> AsyncIterator[MakeDatabase]:
         await cluster.drop_database(database)
 
 
+@pytest.fixture(scope="module")
+async def shared_database(cluster: Cluster) -> AsyncIterator[SharedDatabase]:
+    """Keep the database that the tests of a module use one after the other."""
+    shared = SharedDatabase(cluster)
+    yield shared
+    await shared.drop()
+
+
 @pytest.fixture
-async def database(make_database: MakeDatabase) -> Database:
-    """Give a migrated database of the test's own."""
+async def database(shared_database: SharedDatabase) -> AsyncIterator[Database]:
+    """Return the migrated database of the module, without rows."""
+    yield await shared_database.take()
+    await shared_database.give_back()
+
+
+@pytest.fixture
+async def fresh_database(make_database: MakeDatabase) -> Database:
+    """Make a migrated database that no test used before, for tests of first plans or many sessions."""
     return await make_database(migrated=True)
 
 
 @pytest.fixture
 async def wire(database: Database) -> AsyncIterator[Wire]:
-    """Give a way to the database that can be cut."""
+    """Open a TCP proxy to the database that the test can cut."""
     if not isinstance(database.server, LocalServer):
-        pytest.skip("the way to this server is not known to be TCP on this machine")
+        pytest.skip("needs a server that listens on TCP on this machine")
     wire = Wire(database.dsn("daemon"))
     await wire.open()
     yield wire
@@ -183,11 +190,11 @@ async def wire(database: Database) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 async def empty_database(make_database: MakeDatabase) -> Database:
-    """Give a database without the schema, owned by the migrator."""
+    """Make a database without the schema, owned by the migrator."""
     return await make_database()
 
 
 @pytest.fixture
 async def flow(database: Database) -> Flow:
-    """Give the daemon's steps, to be taken by hand."""
+    """Return the steps of the daemon, for a test to call one by one."""
     return await Flow.open(database)

@@ -1,13 +1,15 @@
-"""The one test command: `python3 tests/run.py [-- pytest arguments]`, with nothing but Python.
+"""The gate: `python3 tests/run.py [--nightly] [-- pytest arguments]`. It needs only Python.
 
-Makes .venv-test from tests/requirements.lock, then runs ruff, mypy, the import contracts, and
-pytest for the oldest and for the newest PostgreSQL found, in parts. Exits 1 if any check failed.
+Creates .venv-test from tests/requirements.lock, then runs ruff, mypy, the import contracts and the tests. The
+oldest PostgreSQL version found runs all tests but the nightly ones; the newest runs the tests that may differ
+between versions. --nightly runs every test on both. Exits 1 if a check failed.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,15 +27,21 @@ ENVIRONMENT = ROOT / ".venv-test"
 PYTHON = str(ENVIRONMENT / "bin" / "python")
 OLDEST_PYTHON = (3, 11)
 OLDEST_POSTGRES = 15
-# pytest stops its servers in this time, or is killed.
+# pytest has this much time to stop its servers before it is killed.
 STOP_TIMEOUT_SECONDS = 30
+PROGRESS_INTERVAL_SECONDS = 30
 NO_TESTS_SELECTED = 5
-# The daemon's tests wait for processes half of their time: in that time the others run. What is marked `once`
-# cannot differ by PostgreSQL, so that the first has a part more. The longest come first.
-PARTS = {"all else": "not daemon", "the daemon": "daemon and not once"}
-ONCE = {"once": "daemon and once"}
-# The pytests of two majors side by side; the checks that read the code are done before one notices.
-MAX_AT_ONCE = 4
+# One pytest per part, side by side. Tests of the daemon wait for other processes half of the time; meanwhile
+# the other parts use the CPU. The slowest part comes first; tests/conftest.py adds the markers.
+PARTS = {
+    "daemon": "daemon",
+    "API and commands": "interfaces",
+    "database and units": "not daemon and not interfaces",
+}
+# The part of the newest PostgreSQL version. It must be last, because it is the shortest.
+EACH_VERSION = "each_version"
+# All four pytests of the gate, and beside them one static check after the other.
+MAX_AT_ONCE = 5
 
 
 @dataclass(frozen=True)
@@ -43,12 +51,12 @@ class Check:
     name: str
     command: list[str]
     passing_codes: tuple[int, ...] = (0,)
-    shows_summary: bool = False
+    is_pytest: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a check ended."""
+    """The result of a check."""
 
     check: Check
     passed: bool
@@ -57,16 +65,31 @@ class Outcome:
     empty: bool = False
 
 
+@dataclass
+class Running:
+    """A check that is running, and its output so far."""
+
+    check: Check
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def progress(self) -> str:
+        """The name of the check and the last percentage that pytest printed."""
+        percentages = [found for line in self.lines for found in re.findall(r"\[ *(\d+%)\]", line)]
+        return f"{self.check.name} {percentages[-1]}" if percentages else self.check.name
+
+
 class Children:
-    """The checks that run at this moment, so that Ctrl-C can stop them in order."""
+    """Runs checks as child processes, and stops them when the run is interrupted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: list[Running] = []
         self._stopping = False
 
     def run(self, check: Check) -> Outcome:
-        """Run a check to its end, keeping what it prints."""
+        """Run a check until it ends."""
         started = time.monotonic()
         with self._lock:
             if self._stopping:
@@ -74,32 +97,44 @@ class Children:
             process = subprocess.Popen(
                 check.command,
                 cwd=ROOT,
-                env=surroundings(),
+                env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
                 errors="replace",
-                # Ctrl-C reaches this process alone, which passes it on once, to each child.
+                # Only this process gets Ctrl-C; it sends one SIGINT to each child.
                 start_new_session=True,
             )
-            self._running.add(process)
-        output, _ = process.communicate()
+            running = Running(check, process)
+            self._running.append(running)
+        assert process.stdout is not None
+        running.lines.extend(process.stdout)
+        process.wait()
         with self._lock:
-            self._running.discard(process)
-        passed = process.returncode in check.passing_codes
-        empty = process.returncode == NO_TESTS_SELECTED
-        return Outcome(check, passed, output, time.monotonic() - started, empty)
+            self._running.remove(running)
+        return Outcome(
+            check,
+            passed=process.returncode in check.passing_codes,
+            output="".join(running.lines),
+            duration_seconds=time.monotonic() - started,
+            empty=process.returncode == NO_TESTS_SELECTED,
+        )
+
+    def progress(self) -> str:
+        """Return the checks that are running."""
+        with self._lock:
+            return ", ".join(running.progress for running in self._running)
 
     def stop(self) -> None:
-        """Interrupt every running check, and kill those which do not end."""
+        """Interrupt every running check; kill the checks that do not end."""
         with self._lock:
             self._stopping = True
-            running = list(self._running)
-        for process in running:
+            processes = [running.process for running in self._running]
+        for process in processes:
             process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
-        for process in running:
+        for process in processes:
             try:
                 process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -107,17 +142,18 @@ class Children:
 
 
 def main(arguments: list[str]) -> int:
-    """Make the environment, run every check, and return the exit code."""
+    """Create the environment, run every check, and return the exit code."""
     if sys.version_info < OLDEST_PYTHON:
         print("webhookd needs Python 3.11 or newer; this is", sys.version.split()[0])
         return 1
-    # A terminated run stops its children just as an interrupted one.
+    # SIGTERM stops the children in the same way as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for_pytest = pytest_arguments(arguments)
+        nightly, for_pytest = parse(arguments)
         make_environment()
-        checks = [*static_checks(), *pytest_checks(find_postgres(), for_pytest)]
-        return run_all(checks)
+        majors = find_postgres()
+        pytests = nightly_checks(majors, for_pytest) if nightly else gate_checks(majors, for_pytest)
+        return run_all([*pytests, *static_checks()])
     except subprocess.CalledProcessError as error:
         print(f"failed: {' '.join(map(str, error.cmd))}")
         return 1
@@ -126,85 +162,90 @@ def main(arguments: list[str]) -> int:
         return 130
 
 
-def pytest_arguments(arguments: list[str]) -> list[str]:
-    """Return what stands after `--`, and refuse anything before it."""
-    if arguments and arguments[0] != "--":
-        raise SystemExit("usage: python3 tests/run.py [-- pytest arguments]")
-    return arguments[1:]
+def parse(arguments: list[str]) -> tuple[bool, list[str]]:
+    """Return whether to run the nightly tests too, and the arguments after `--`."""
+    nightly = arguments[:1] == ["--nightly"]
+    rest = arguments[1:] if nightly else arguments
+    if rest and rest[0] != "--":
+        raise SystemExit("usage: python3 tests/run.py [--nightly] [-- pytest arguments]")
+    return nightly, rest[1:]
 
 
-def surroundings() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return our environment variables without those of another Python environment.
 
-    And without the wish to keep no bytecode: each of a thousand processes would compile webhookd anew.
+    PYTHONDONTWRITEBYTECODE goes too: a thousand processes would each compile webhookd again.
     """
-    foreign = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "MYPYPATH", "__PYVENV_LAUNCHER__"}
-    foreign |= {"PYTHONDONTWRITEBYTECODE"}
-    return {key: value for key, value in os.environ.items() if key not in foreign}
+    removed = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "MYPYPATH", "__PYVENV_LAUNCHER__"}
+    removed |= {"PYTHONDONTWRITEBYTECODE"}
+    return {key: value for key, value in os.environ.items() if key not in removed}
 
 
 def make_environment() -> None:
-    """Make .venv-test if it is absent, half-made, or of another lock, Python or place."""
-    once("locked packages", [LOCK.read_text(), sys.version, sys.base_prefix, str(ROOT)], make_anew)
+    """Create .venv-test if it is missing, incomplete, or made from another lock, Python or folder."""
+    once("locked packages", [LOCK.read_text(), sys.version, sys.base_prefix, str(ROOT)], install_packages)
     project = [(ROOT / name).read_text() for name in ("pyproject.toml", "webhookd/__init__.py")]
     once("webhookd itself", project, install_project)
 
 
 def once(name: str, inputs: list[str], make: Callable[[], None]) -> None:
-    """Call `make`, unless a stamp says that it was done with these inputs."""
+    """Call `make` unless its stamp file says that it succeeded with the same inputs."""
     digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
     stamp = ENVIRONMENT / f"{name.replace(' ', '-')}.stamp"
     if stamp.is_file() and stamp.read_text() == digest:
         return
     print(f"installing {name} into {ENVIRONMENT.name}", flush=True)
     make()
-    # Written last: what was interrupted has no stamp, and is made anew.
+    # Written last, so that an interrupted installation runs again.
     stamp.write_text(digest)
 
 
-def make_anew() -> None:
-    """Make the environment from nothing but the lock."""
+def install_packages() -> None:
+    """Create a new environment with the packages of the lock."""
     if ENVIRONMENT.exists():
         shutil.rmtree(ENVIRONMENT)
-    subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True, env=surroundings())
-    # Without dependencies: an older pip looks for some past the lock, which is whole, as is checked.
+    subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True, env=child_environment())
+    # --no-deps: older versions of pip look for dependencies outside the lock. `pip check` finds missing ones.
     pip("--no-deps", "--require-hashes", "-r", str(LOCK))
-    subprocess.run([PYTHON, "-m", "pip", "check"], check=True, stdout=subprocess.DEVNULL, env=surroundings())
+    subprocess.run(
+        [PYTHON, "-m", "pip", "check"], check=True, stdout=subprocess.DEVNULL, env=child_environment()
+    )
 
 
 def install_project() -> None:
-    """Install the project by reference, built with the lock's hatchling and no other."""
+    """Install the project in editable mode, built with the hatchling of the lock."""
     pip("--no-deps", "--no-build-isolation", "-e", str(ROOT))
 
 
 def pip(*arguments: str) -> None:
-    """Install with the environment's own pip."""
+    """Run `pip install` of the environment."""
     command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*command, *arguments], check=True, env=surroundings())
+    subprocess.run([*command, *arguments], check=True, env=child_environment())
 
 
 def find_postgres() -> list[int]:
-    """Return the PostgreSQL majors to test with: the oldest and the newest found."""
+    """Return the PostgreSQL versions to test with: the oldest and the newest found."""
     command = [PYTHON, "-m", "tests.support.sources"]
     answer = subprocess.run(
-        command, cwd=ROOT, env=surroundings(), capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=child_environment(), capture_output=True, text=True, check=False
     )
     if answer.returncode != 0:
         raise SystemExit(answer.stderr.strip())
     found = json.loads(answer.stdout)
     if not found:
-        raise SystemExit("no PostgreSQL was found; tests/support/sources.py says where it may be")
+        raise SystemExit("no PostgreSQL found; tests/support/sources.py lists where the tests look for it")
     matrix = [found[0]] if len(found) == 1 else [found[0], found[-1]]
     origins = " and ".join(f"{source['major']} ({source['origin']})" for source in matrix)
     if matrix[0]["major"] == OLDEST_POSTGRES:
         print(f"PostgreSQL {origins}", flush=True)
     else:
-        print(f"PostgreSQL {OLDEST_POSTGRES} is not tested; used instead: {origins}", flush=True)
+        print(f"PostgreSQL {OLDEST_POSTGRES} not found; testing with {origins}", flush=True)
     return [source["major"] for source in matrix]
 
 
 def static_checks() -> list[Check]:
-    """Return the checks that read the code. As modules: a script's first line bears no spaces."""
+    """Return the checks that read the code."""
+    # As modules, not as scripts: the first line of a script cannot name a folder with spaces.
     module = [PYTHON, "-m"]
     contracts = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     return [
@@ -215,69 +256,104 @@ def static_checks() -> list[Check]:
     ]
 
 
-def pytest_checks(majors: list[int], arguments: list[str]) -> list[Check]:
-    """Return the pytests of each major: of the first they run everything, of the next what differs by it."""
-    of_first = [
-        pytest_check(major, part, marked, arguments)
-        for major in majors[:1]
-        for part, marked in (PARTS | ONCE).items()
+def gate_checks(majors: list[int], arguments: list[str]) -> list[Check]:
+    """Return the pytests of the gate, slowest first."""
+    first, *others = majors
+    return [
+        *(
+            pytest_check(first, part, f"({markers}) and not nightly", arguments)
+            for part, markers in PARTS.items()
+        ),
+        *(
+            pytest_check(major, "differences", f"{EACH_VERSION} and not nightly", arguments)
+            for major in others
+        ),
     ]
-    of_others = [
-        pytest_check(major, part, f"postgres and not once and {marked}", arguments)
-        for major in majors[1:]
-        for part, marked in PARTS.items()
-    ]
-    return of_first + of_others
 
 
-def pytest_check(major: int, part: str, marked: str, arguments: list[str]) -> Check:
-    """Return one pytest. Several run at once, and must not write one cache."""
-    command = [PYTHON, "-m", "pytest", f"--postgres={major}", "-m", marked, *arguments]
+def nightly_checks(majors: list[int], arguments: list[str]) -> list[Check]:
+    """Return the pytests of `make nightly`: every test, and every test with a database on each version."""
+    first, *others = majors
+    return [
+        *(pytest_check(first, part, markers, arguments) for part, markers in PARTS.items()),
+        *(
+            pytest_check(major, part, f"postgres and not once and ({markers})", arguments)
+            for major in others
+            for part, markers in PARTS.items()
+        ),
+    ]
+
+
+def pytest_check(major: int, part: str, markers: str, arguments: list[str]) -> Check:
+    """Return one pytest, with its own cache folder because several run side by side."""
+    command = [PYTHON, "-m", "pytest", f"--postgres={major}", "-m", markers, *arguments]
     cache = f".pytest_cache/pg{major}-{part.replace(' ', '-')}"
     return Check(
-        f"pytest, PostgreSQL {major}, {part}",
+        f"PostgreSQL {major}, {part}",
         [*command, "-o", f"cache_dir={cache}"],
-        # The arguments may have left no test in this part.
+        # The pytest arguments may select no test of this part.
         (0, NO_TESTS_SELECTED),
-        shows_summary=True,
+        is_pytest=True,
     )
 
 
 def run_all(checks: list[Check]) -> int:
-    """Run the checks side by side, reporting each as it ends; return the exit code."""
+    """Run the checks side by side, print each result as it comes and a summary; return the exit code."""
     print(f"running {len(checks)} checks; the tests take some minutes", flush=True)
+    started = time.monotonic()
     children = Children()
-    failed = 0
-    tested = False
+    outcomes: list[Outcome] = []
     with ThreadPoolExecutor(max_workers=MAX_AT_ONCE) as executor:
-        futures = [executor.submit(children.run, check) for check in checks]
+        waiting = {executor.submit(children.run, check) for check in checks}
         try:
-            for future in as_completed(futures):
-                outcome = future.result()
-                report(outcome)
-                failed += not outcome.passed
-                tested |= outcome.check.shows_summary and not outcome.empty
+            while waiting:
+                with contextlib.suppress(TimeoutError):
+                    for future in as_completed(waiting, timeout=PROGRESS_INTERVAL_SECONDS):
+                        waiting.discard(future)
+                        outcomes.append(future.result())
+                        report(outcomes[-1])
+                if waiting:
+                    print(f"{clock(time.monotonic() - started)} running: {children.progress()}", flush=True)
         except BaseException:
             children.stop()
             raise
-    if not tested:
-        print("no test was selected")
-        return 1
-    count = len(checks)
-    print(f"{failed} of {count} checks failed" if failed else f"all {count} checks passed")
-    return 1 if failed else 0
+    return summarize(outcomes, time.monotonic() - started)
 
 
 def report(outcome: Outcome) -> None:
-    """Print one line about a check, and all it printed if it failed."""
+    """Print one line about a check, and its whole output if it failed."""
     if not outcome.passed:
         print(outcome.output.rstrip())
+    print(line(outcome), flush=True)
+
+
+def summarize(outcomes: list[Outcome], duration_seconds: float) -> int:
+    """Print all results, slowest first, and return the exit code."""
+    failed = [outcome for outcome in outcomes if not outcome.passed]
+    print(f"\nsummary, {clock(duration_seconds)} in total:")
+    for outcome in sorted(outcomes, key=lambda outcome: -outcome.duration_seconds):
+        print(f"  {line(outcome)}")
+    if all(outcome.empty for outcome in outcomes if outcome.check.is_pytest):
+        print("no test was selected")
+        return 1
+    count = len(outcomes)
+    print(f"{len(failed)} of {count} checks failed" if failed else f"all {count} checks passed")
+    return 1 if failed else 0
+
+
+def line(outcome: Outcome) -> str:
+    """Return the result of a check in one line, with the counts of pytest."""
     word = "passed" if outcome.passed else "FAILED"
-    line = f"{outcome.check.name}: {word}, {outcome.duration_seconds:.1f} s"
+    text = f"{clock(outcome.duration_seconds)} {word} {outcome.check.name}"
     lines = outcome.output.strip().splitlines()
-    if outcome.check.shows_summary and lines:
-        line += f" ({lines[-1].strip('= ')})"
-    print(line, flush=True)
+    if outcome.check.is_pytest and lines:
+        text += f": {lines[-1].strip('= ')}"
+    return text
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as minutes and seconds."""
+    return f"{seconds // 60:2.0f}:{seconds % 60:02.0f}"
 
 
 if __name__ == "__main__":

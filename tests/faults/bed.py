@@ -222,6 +222,8 @@ async def make_instance(bed: Bed, number: int) -> Instance:
     environment |= bed.names.environment if bed.names else {}
     environment |= bed.surroundings.environment(number)
     daemon = DaemonProcess(folder, dsn, environment, **SETTINGS)
+    # A preloaded library (a wrong clock) needs a new process.
+    daemon.is_forked = not bed.surroundings.environment(number)
     daemon.configure(delivery={"ca_file": str(bed.certificates.ca_file)})
     if bed.needs.tokens:
         daemon.token = TOKEN

@@ -35,6 +35,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture
+async def database(fresh_database: Database) -> Database:
+    """Use a database per test: a daemon has many sessions, and a test may kill it at any moment."""
+    return fresh_database
+
+
+@pytest.fixture
 def endpoint(certificates: Certificates) -> Iterator[Endpoint]:
     """Give a customer's endpoint, which answers 200."""
     with Endpoint(certificates.good) as endpoint:
@@ -67,8 +73,7 @@ def make_daemon(database: Database, certificates: Certificates, tmp_path: Path) 
             services={"poll_interval_seconds": 0.1},
             reaper={"interval_seconds": 0.2},
         )
-        # With an environment it may have to read other modules first (tests/support/names.py).
-        daemon.is_forked = not environment
+        daemon.is_forked = True
         daemon.configure(**sections)
         made.append(daemon)
         return daemon

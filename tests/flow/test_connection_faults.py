@@ -166,7 +166,7 @@ async def test_cut_connections_are_replaced(flow: Flow, receiver: Receiver, make
     cut = 0
     async with health.watching(), publisher.publishing():
         await receiver.received(20)
-        for _ in range(8):
+        for _ in range(4):
             for row in await flow.superuser.fetch(BACKENDS):
                 cut += await flow.superuser.fetchval("select pg_terminate_backend($1)::integer", row["pid"])
                 await publisher.accepted(2)

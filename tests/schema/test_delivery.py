@@ -1,4 +1,4 @@
-"""What a worker gets, and what it may report: leases, slots, verdicts, and that no answer is unstorable."""
+"""Claiming, loading and reporting attempts at the database: leases, slots, payload loading and verdicts."""
 
 import secrets
 from uuid import uuid4
@@ -12,14 +12,14 @@ from webhookd.deliveries import attempts as jobs
 
 
 async def leased(flow: Flow) -> jobs.Lease:
-    """One lease."""
+    """Create one delivery and lease its attempt."""
     await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lease] = await flow.claim()
     return lease
 
 
-async def test_a_claim_leaves_subscriptions_that_are_busy_here(flow: Flow) -> None:
-    """Free slots are the worker's slots less what it has in flight; a full subscription is not in the way."""
+async def test_claim_skips_subscriptions_without_free_slots(flow: Flow) -> None:
+    """Free slots are the worker's slots minus its requests in flight; a full subscription blocks no other."""
     busy = await flow.subscribe("busy")
     idle = await flow.subscribe("idle")
     for _ in range(10):
@@ -40,8 +40,8 @@ async def test_a_claim_leaves_subscriptions_that_are_busy_here(flow: Flow) -> No
     assert await claimed(0) == [busy, busy, idle, idle]
 
 
-async def test_a_claim_goes_on_from_its_mark_and_misses_nothing(flow: Flow) -> None:
-    """The mark is the oldest job still waiting, taken or not."""
+async def test_claim_continues_at_its_mark(flow: Flow) -> None:
+    """The mark is the oldest attempt that is still waiting, claimed or not."""
     await flow.subscribe()
     for _ in range(6):
         await flow.publish()
@@ -54,8 +54,8 @@ async def test_a_claim_goes_on_from_its_mark_and_misses_nothing(flow: Flow) -> N
     assert sorted(seen) == list(range(min(seen), min(seen) + 6))
 
 
-async def test_a_delivery_has_what_is_to_be_sent(flow: Flow) -> None:
-    """The payload's very text, the correlation id, the secret, the headers."""
+async def test_loaded_message_is_complete(flow: Flow) -> None:
+    """A message has the exact payload text, the correlation id, the secret and the headers."""
     created = await flow.daemon.fetchrow(
         "select * from webhookd.create_subscription('order.created', 'https://receiver.example/', "
         """headers => '{"X-Team": "seven"}')"""
@@ -82,8 +82,8 @@ async def test_a_delivery_has_what_is_to_be_sent(flow: Flow) -> None:
     assert await jobs.load(flow.daemon, leases) == []
 
 
-async def test_what_is_small_comes_with_its_lease(flow: Flow) -> None:
-    """The same as would be loaded; not what is large, nor more in all than a socket holds."""
+async def test_claim_returns_small_payloads(flow: Flow) -> None:
+    """A claim returns small payloads, but no large one and in total no more than a socket buffer holds."""
     await flow.subscribe()
     large = f'"{secrets.token_hex(2000)}"'
     for payload in ['{"n": 1.10}', large, *[f'"{"x" * 1990}"'] * 40]:
@@ -98,8 +98,8 @@ async def test_what_is_small_comes_with_its_lease(flow: Flow) -> None:
     assert [one for one in sorted(loaded) if one in with_delivery] == with_delivery
 
 
-async def test_what_cannot_be_read_is_claimed_all_the_same(flow: Flow) -> None:
-    """A claim that failed with it would be made for ever; to load it is refused, and says why."""
+async def test_unreadable_payload_can_be_claimed(flow: Flow) -> None:
+    """A claim that failed would repeat forever, so only loading the payload fails, with the reason."""
     await flow.daemon.execute("select webhookd.rotate_secret($1, 86400)", await flow.subscribe())
     await flow.superuser.execute(
         "create or replace function webhookd.live_secrets(of webhookd.subscription_secrets) returns text[] "
@@ -114,8 +114,8 @@ async def test_what_cannot_be_read_is_claimed_all_the_same(flow: Flow) -> None:
         await jobs.load(flow.daemon, [claim.lease])
 
 
-async def test_what_is_loaded_at_once_is_bounded(flow: Flow) -> None:
-    """Payloads past the bound are left for later, but for the first; a reported job is not loaded again."""
+async def test_load_is_bounded(flow: Flow) -> None:
+    """Payloads beyond the limit wait for the next load, except the first; reported attempts are not loaded."""
     await flow.subscribe()
     large = '"' + "x" * (8 * 1024 * 1024 - 2) + '"'
     for _ in range(6):
@@ -129,8 +129,8 @@ async def test_what_is_loaded_at_once_is_bounded(flow: Flow) -> None:
     assert await jobs.load(flow.daemon, leases[:1]) == []
 
 
-async def test_the_reaper_may_be_told_where_to_begin(flow: Flow) -> None:
-    """Leases that ended before its mark are left for a look from the beginning."""
+async def test_reaper_starts_at_its_mark(flow: Flow) -> None:
+    """Leases that ended before the mark are left for the next full search."""
     await flow.subscribe()
     for _ in range(2):
         await flow.publish()
@@ -147,15 +147,15 @@ async def test_the_reaper_may_be_told_where_to_begin(flow: Flow) -> None:
     assert [reset.job_id for reset in await jobs.reset_expired(flow.daemon, 9, 5)] == [old.job_id]
 
 
-async def test_an_expired_lease_that_nobody_took_still_reports(flow: Flow) -> None:
-    """The token decides, not the clock."""
+async def test_report_after_expiry_is_accepted(flow: Flow) -> None:
+    """While the lease is not reset, the token decides, not the clock."""
     lease = await leased(flow)
     await flow.expire_lease(lease.job_id)
     assert await flow.report(lease) is ReportVerdict.ACCEPTED
 
 
-async def test_a_released_job_is_pending_and_not_counted(flow: Flow) -> None:
-    """Handing back is no reset; who handed it back cannot report it."""
+async def test_release_is_not_a_lease_reset(flow: Flow) -> None:
+    """A released attempt is Pending again, and its former holder cannot report it."""
     lease = await leased(flow)
     assert await jobs.release(flow.daemon, [lease]) == [lease.job_id]
     assert await jobs.release(flow.daemon, [lease]) == []
@@ -165,8 +165,8 @@ async def test_a_released_job_is_pending_and_not_counted(flow: Flow) -> None:
     assert again.lease_token != lease.lease_token
 
 
-async def test_a_job_that_keeps_killing_its_workers_ends(flow: Flow) -> None:
-    """After so many resets the next expiry fails it, without its token; the saga counts an attempt."""
+async def test_attempt_fails_after_too_many_lease_resets(flow: Flow) -> None:
+    """The next expiry after the limit fails the attempt, clears its token and counts it."""
     saga_id = await flow.saga_in(SagaStatus.IN_PROGRESS)
     for resets in range(3):
         [lease] = await flow.claim()
@@ -210,10 +210,10 @@ async def test_a_job_that_keeps_killing_its_workers_ends(flow: Flow) -> None:
         ),
     ],
 )
-async def test_no_answer_is_unstorable(
+async def test_every_result_can_be_stored(
     flow: Flow, report: dict[str, object], status: str, error_code: str | None
 ) -> None:
-    """Whatever is reported is stored and applied: a result that could not be would be sent for ever."""
+    """Any reported result is stored and applied; a result that is not would make the worker send forever."""
     lease = await leased(flow)
     verdicts = await jobs.report(flow.daemon, [jobs.Report(lease.job_id, lease.lease_token, **report)])  # type: ignore[arg-type]
     assert verdicts == {lease.job_id: ReportVerdict.ACCEPTED}
@@ -224,8 +224,8 @@ async def test_no_answer_is_unstorable(
     assert applied.problem is None
 
 
-async def test_verdicts_of_a_batch_are_each_its_own(flow: Flow) -> None:
-    """One stale, one unknown and one repeated report leave the others accepted."""
+async def test_each_report_of_a_batch_has_its_own_verdict(flow: Flow) -> None:
+    """A stale, an unknown and a repeated report leave the other reports accepted."""
     await flow.subscribe()
     for _ in range(4):
         await flow.publish()

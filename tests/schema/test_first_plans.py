@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.flow import Flow
-from tests.support.history import vacuum
+from tests.support.history import turn_autovacuum_off, vacuum
 from webhookd.deliveries import attempts as jobs
 from webhookd.deliveries import ingest as events
 
@@ -62,9 +62,12 @@ class FirstMinute:
 
 
 @pytest.mark.parametrize("vacuumed", [False, True])
-async def test_plans_from_when_all_was_empty_look_by_keys(database: Database, *, vacuumed: bool) -> None:
+async def test_plans_from_when_all_was_empty_look_by_keys(
+    fresh_database: Database, *, vacuumed: bool
+) -> None:
     """After 1,500 deliveries a session that planned before the first reads no more of them than it must."""
-    flow = await Flow.open(database)
+    flow = await Flow.open(fresh_database)
+    await turn_autovacuum_off(flow.superuser)
     await flow.subscribe("order.created")
     if vacuumed:
         await vacuum(flow.superuser)

@@ -1,4 +1,4 @@
-"""What never changes: events and dead letters; and what an INSERT of either must be, and sets in motion."""
+"""Events and dead letters never change; rules for their INSERT, and the routing queue that it fills."""
 
 import io
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ EVENTS = "webhookd.events"
 LETTERS = "webhookd.dead_letters"
 SAGAS = "webhookd.webhook_delivery_sagas"
 
-# How the tables' owner is reached: as nobody else can, by the migrator's membership.
+# Only the migrator, as a member, can become the owner of the tables.
 ACTORS = ["superuser", "owner"]
 
 FORBIDDEN: dict[str, dict[str, str]] = {
@@ -40,7 +40,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
             merge into webhookd.events e using (select 1) one on true when matched then delete
             """,
         "truncate": "truncate webhookd.events cascade",
-        # PostgreSQL refuses a TRUNCATE without CASCADE by itself, unless all that refer are named.
+        # PostgreSQL refuses a TRUNCATE without CASCADE unless it names all referencing tables.
         "truncate with all that refer": """
             truncate webhookd.events, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs,
                 webhookd.dead_letters, webhookd.job_queue, webhookd.job_command_run
@@ -73,7 +73,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
 }
 
 PAYLOAD = '{"amount": 1.10, "id": 7}'
-# The same to a reader of JSON, or nearly; not the same bytes.
+# Equal or nearly equal as JSON, but different bytes.
 FORGERIES = {
     "a space less": '{"amount": 1.10,"id": 7}',
     "a space more": '{"amount":  1.10, "id": 7}',
@@ -87,7 +87,7 @@ FORGERIES = {
     "another value": '{"amount": 1.10, "id": 8}',
 }
 
-# A dead letter as `bury` makes it, of the saga $1.
+# A dead letter of saga $1 as `bury` creates it.
 LETTER = {
     "saga_id": "id",
     "event_id": "event_id",
@@ -99,17 +99,17 @@ REQUEUED = {"event_id": "event_id", "subscription_id": "subscription_id", "dead_
 
 
 def letter(**changes: str) -> str:
-    """The INSERT of a dead letter for saga $1, right but for the changes."""
+    """Return the INSERT of a dead letter for saga $1; `changes` make it wrong."""
     return insert(LETTERS, LETTER | changes, SAGAS)
 
 
 def requeued(**changes: str) -> str:
-    """The INSERT of a new saga for dead letter $1, right but for the changes."""
+    """Return the INSERT of a new saga for dead letter $1; `changes` make it wrong."""
     return insert(SAGAS, REQUEUED | changes, LETTERS)
 
 
 async def actor(database: "Database", name: str) -> "Connection":
-    """A connection whose rights stop nothing: only triggers can."""
+    """Return a connection that has every right, so that only triggers can refuse."""
     if name == "superuser":
         return await database.connect("superuser")
     connection = await database.connect("migrator")
@@ -118,7 +118,7 @@ async def actor(database: "Database", name: str) -> "Connection":
 
 
 async def dying(flow: "Flow") -> int:
-    """A saga of PAYLOAD, DeadLettered in the superuser's open transaction; its letter is still due."""
+    """Create a saga of PAYLOAD, DeadLettered in the superuser's open transaction, without its dead letter."""
     await flow.subscribe()
     await flow.publish(payload=PAYLOAD)
     await flow.route()
@@ -129,11 +129,11 @@ async def dying(flow: "Flow") -> int:
 
 
 async def queued(flow: "Flow") -> set[int]:
-    """The events that wait to be routed."""
+    """Return the ids of the events in the routing queue."""
     return {row["event_id"] for row in await flow.superuser.fetch("table webhookd.event_routing_queue")}
 
 
-# events and dead letters: append only
+# Events and dead letters are append-only
 
 
 @pytest.mark.parametrize("who", ACTORS)
@@ -143,24 +143,24 @@ async def queued(flow: "Flow") -> set[int]:
 async def test_events_and_dead_letters_are_append_only(
     flow: "Flow", database: "Database", table: str, way: str, who: str
 ) -> None:
-    """No kind of UPDATE, DELETE or TRUNCATE is served, to owner or superuser, on any row or none."""
+    """Any UPDATE, DELETE or TRUNCATE is refused, for owner and superuser, with and without matching rows."""
     await flow.saga_in(DEAD_LETTERED)
     connection = await actor(database, who)
-    # The message says whose trigger it was: a TRUNCATE of events reaches dead letters too.
+    # The message names the trigger's table: a TRUNCATE of events also reaches dead letters.
     with pytest.raises(asyncpg.PostgresError, match=rf"^{table.split('.')[1]} are immutable") as refused:
         await connection.execute(FORBIDDEN[table][way])
     assert refused.value.sqlstate == "WH410"
 
 
 @pytest.mark.parametrize("who", ACTORS)
-async def test_the_actors_rights_do_not_stop_them(flow: "Flow", database: "Database", who: str) -> None:
-    """With the two triggers off the same statements are served: it is they that refuse."""
+async def test_statements_succeed_without_the_triggers(flow: "Flow", database: "Database", who: str) -> None:
+    """With the two triggers disabled the same statements succeed, so the triggers refuse them."""
     await flow.saga_in(DEAD_LETTERED)
     connection = await actor(database, who)
     async with undone(connection):
         await connection.execute("alter table webhookd.events disable trigger events_immutable")
         await connection.execute("alter table webhookd.dead_letters disable trigger dead_letters_immutable")
-        # What refers to events would refuse to be emptied with them.
+        # The referencing tables would refuse to be truncated too.
         await connection.execute("alter table webhookd.job_queue disable trigger work_kept")
         await connection.execute(
             "alter table webhookd.job_command_run disable trigger job_command_run_immutable"
@@ -173,7 +173,7 @@ async def test_the_actors_rights_do_not_stop_them(flow: "Flow", database: "Datab
 
 @pytest.mark.parametrize("table", [EVENTS, LETTERS])
 async def test_no_column_of_an_event_or_dead_letter_changes(flow: "Flow", table: str) -> None:
-    """Each column the catalog lists is refused, also its identity."""
+    """Every column in the catalog is refused, including the identity column."""
     await flow.saga_in(DEAD_LETTERED)
     row_id = await flow.superuser.fetchval(
         "select event_id from webhookd.dead_letters"
@@ -185,11 +185,11 @@ async def test_no_column_of_an_event_or_dead_letter_changes(flow: "Flow", table:
         assert await refusal(flow.superuser, changed, row_id) == "WH410", column.name
 
 
-# dead letters: what an INSERT must be
+# Rules for the INSERT of a dead letter
 
 
-async def test_a_true_dead_letter_is_served(flow: "Flow") -> None:
-    """With the saga's pair and error and the event's bytes it commits, together with its saga."""
+async def test_correct_dead_letter_is_accepted(flow: "Flow") -> None:
+    """With the pair and error of its saga and the payload of the event, it commits with its saga."""
     async with flow.superuser.transaction():
         saga_id = await dying(flow)
         await flow.superuser.execute(letter(), saga_id)
@@ -198,8 +198,8 @@ async def test_a_true_dead_letter_is_served(flow: "Flow") -> None:
 
 
 @pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES)
-async def test_a_snapshot_equals_the_payload_to_the_byte(flow: "Flow", forgery: str) -> None:
-    """A snapshot that differs by a byte is refused, though it may be the same JSON."""
+async def test_snapshot_must_equal_the_payload(flow: "Flow", forgery: str) -> None:
+    """A snapshot that differs in a byte is refused, even if it is the same JSON."""
     async with undone(flow.superuser):
         saga_id = await dying(flow)
         forged = letter(payload_snapshot="$2::text::json")
@@ -215,8 +215,8 @@ async def test_a_snapshot_equals_the_payload_to_the_byte(flow: "Flow", forgery: 
         ("final_error_code", "'OTHER'"),
     ],
 )
-async def test_a_dead_letter_is_its_sagas(flow: "Flow", column: str, expression: str) -> None:
-    """Another event, though of the same payload, another subscription or another error is refused."""
+async def test_dead_letter_must_match_its_saga(flow: "Flow", column: str, expression: str) -> None:
+    """Another event with the same payload, another subscription or another error is refused."""
     async with undone(flow.superuser):
         saga_id = await dying(flow)
         await flow.publish(payload=PAYLOAD)
@@ -226,14 +226,14 @@ async def test_a_dead_letter_is_its_sagas(flow: "Flow", column: str, expression:
 
 
 @pytest.mark.parametrize("status", [PENDING, IN_PROGRESS, PENDING_RETRY, COMPLETED])
-async def test_only_a_dead_lettered_saga_has_a_dead_letter(flow: "Flow", status: SagaStatus) -> None:
-    """In every other state it is refused, though pair, error and payload are right."""
+async def test_dead_letter_needs_a_dead_lettered_saga(flow: "Flow", status: SagaStatus) -> None:
+    """In every other status it is refused, even with the right event, subscription, error and payload."""
     saga_id = await flow.saga_in(status)
     assert await refusal(flow.superuser, letter(), saga_id) == "WH411"
 
 
-async def test_only_a_dead_lettered_saga_is_buried(flow: "Flow") -> None:
-    """The gated function is held to the same rule as an INSERT."""
+async def test_bury_needs_a_dead_lettered_saga(flow: "Flow") -> None:
+    """The function obeys the same rule as an INSERT."""
     saga_id = await flow.saga_in(PENDING_RETRY)
     bury = "select webhookd.bury(array[$1::bigint])"
     assert await refusal(flow.superuser, bury, saga_id) == "WH411"
@@ -242,14 +242,14 @@ async def test_only_a_dead_lettered_saga_is_buried(flow: "Flow") -> None:
         assert await refusal(flow.superuser, bury, saga_id) is None
 
 
-async def test_a_saga_has_one_dead_letter(flow: "Flow") -> None:
-    """A second one, the same in all, is refused by the index."""
+async def test_saga_has_at_most_one_dead_letter(flow: "Flow") -> None:
+    """The unique index refuses a second, identical dead letter."""
     saga_id = await flow.saga_in(DEAD_LETTERED)
     assert await refusal(flow.superuser, letter(), saga_id) == "idx_dead_saga"
 
 
-async def test_one_false_dead_letter_refuses_the_whole_insert(flow: "Flow") -> None:
-    """The trigger looks at every row of a statement, not at the first."""
+async def test_one_wrong_dead_letter_refuses_the_whole_insert(flow: "Flow") -> None:
+    """The trigger checks every row of a statement, not only the first."""
     waiting_id = await flow.saga_in(PENDING_RETRY)
     await flow.superuser.execute(
         update(SAGAS, {"next_attempt_at": "next_attempt_at + interval '1 day'"}), waiting_id
@@ -263,7 +263,7 @@ async def test_one_false_dead_letter_refuses_the_whole_insert(flow: "Flow") -> N
         )
 
 
-# A requeued saga is its dead letter's
+# A requeued saga belongs to its dead letter
 
 
 @pytest.mark.parametrize(
@@ -274,10 +274,8 @@ async def test_one_false_dead_letter_refuses_the_whole_insert(flow: "Flow") -> N
         ("dead_letter_id", "id + 1000"),
     ],
 )
-async def test_a_requeued_saga_has_the_pair_of_its_dead_letter(
-    flow: "Flow", column: str, expression: str
-) -> None:
-    """Another event, another subscription or an unknown dead letter is refused by the foreign key."""
+async def test_requeued_saga_must_match_its_dead_letter(flow: "Flow", column: str, expression: str) -> None:
+    """The foreign key refuses another event, another subscription and an unknown dead letter."""
     await flow.saga_in(DEAD_LETTERED)
     letter_id = await flow.superuser.fetchval("select id from webhookd.dead_letters")
     await flow.publish("other.type")
@@ -287,26 +285,26 @@ async def test_a_requeued_saga_has_the_pair_of_its_dead_letter(
     assert await refusal(flow.superuser, requeued(), letter_id) is None
 
 
-async def test_a_dead_letter_is_requeued_once(flow: "Flow") -> None:
-    """A second saga of the same dead letter is refused by the index."""
+async def test_dead_letter_is_requeued_once(flow: "Flow") -> None:
+    """The unique index refuses a second saga for the same dead letter."""
     await flow.saga_in(DEAD_LETTERED)
     letter_id = await flow.superuser.fetchval("select id from webhookd.dead_letters")
     await flow.superuser.execute(requeued(), letter_id)
     assert await refusal(flow.superuser, requeued(), letter_id) == "uniq_saga_dead_letter"
 
 
-async def test_a_pair_is_routed_once(flow: "Flow") -> None:
-    """A second saga of a pair that is no requeue is refused by the index, also when the first is dead."""
+async def test_event_is_routed_once_per_subscription(flow: "Flow") -> None:
+    """The unique index refuses a second saga that is not a requeue, also after a dead letter."""
     saga_id = await flow.saga_in(DEAD_LETTERED)
     again = insert(SAGAS, {"event_id": "event_id", "subscription_id": "subscription_id"}, SAGAS)
     assert await refusal(flow.superuser, again, saga_id) == "uniq_saga_event_subscription"
 
 
-# The routing queue is filled by whoever inserts an event
+# Every INSERT of an event fills the routing queue
 
 
-async def test_an_insert_by_the_application_is_queued(flow: "Flow", database: "Database") -> None:
-    """An application that INSERTs instead of calling publish() has every row routed, in its own commit."""
+async def test_inserted_events_are_queued(flow: "Flow", database: "Database") -> None:
+    """An application that inserts rows instead of calling publish() gets every row routed."""
     application = await database.connect("application")
     async with application.transaction():
         rows = await application.fetch(
@@ -317,8 +315,8 @@ async def test_an_insert_by_the_application_is_queued(flow: "Flow", database: "D
     assert await queued(flow) == {row["id"] for row in rows}
 
 
-async def test_an_insert_rolled_back_is_not_queued(flow: "Flow", database: "Database") -> None:
-    """The queue row is gone with its event."""
+async def test_rolled_back_insert_is_not_queued(flow: "Flow", database: "Database") -> None:
+    """The queue row disappears with its event."""
     application = await database.connect("application")
     async with undone(application):
         await application.execute("insert into webhookd.events (event_type, payload) values ('a', '{}')")
@@ -326,8 +324,8 @@ async def test_an_insert_rolled_back_is_not_queued(flow: "Flow", database: "Data
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("origin", {4, 5}), ("replica", set())])
-async def test_a_loaded_dump_is_not_routed_again(flow: "Flow", setting: str, expected: set[int]) -> None:
-    """A COPY with triggers off, as a restore does it, leaves the queue empty; an ordinary COPY fills it."""
+async def test_restored_events_are_not_routed_again(flow: "Flow", setting: str, expected: set[int]) -> None:
+    """A COPY with triggers off, as in a restore, leaves the queue empty; an ordinary COPY fills it."""
     dump = io.BytesIO(b"4\torder.created\t{}\n5\torder.created\t{}\n")
     await flow.superuser.execute("select setval('webhookd.events_id_seq', 9)")
     async with flow.superuser.transaction():
@@ -349,10 +347,10 @@ async def test_a_loaded_dump_is_not_routed_again(flow: "Flow", setting: str, exp
         pytest.param("created_at", "'infinity'", id="never"),
     ],
 )
-async def test_an_application_cannot_choose_id_or_time(
+async def test_application_cannot_choose_id_or_time(
     flow: "Flow", database: "Database", column: str, value: str
 ) -> None:
-    """A forged id would make the next publishers fail, or stop routing for all: the database gives both."""
+    """A forged id would make later publishers fail or block routing, so the database assigns both."""
     application = await database.connect("application")
     insert = (
         f"insert into webhookd.events ({column}, event_type, payload) overriding system value "

@@ -1,4 +1,4 @@
-"""The invariants' queries themselves: what they must find, and what only looks like it."""
+"""The queries of the invariants: each finds its violation and accepts what only looks like one."""
 
 from datetime import timedelta
 
@@ -18,7 +18,7 @@ STATES = {
     "dead_lettered": SagaStatus.DEAD_LETTERED,
     "in_progress": SagaStatus.IN_PROGRESS,
 }
-# By the beginning of its name, for each query one thing that nothing of ours would do to such sagas.
+# For each query, by the start of its name, one violation that the product never causes.
 PLANTED = {
     "I1 an event that a client was told of": "delete from webhookd.events where id = {event}",
     "I1 an endpoint got an event": "update public.receipts set saga_id = null where saga_id = {completed}",
@@ -53,8 +53,8 @@ PLANTED = {
 }
 
 
-async def test_a_slow_transaction_does_not_backdate_a_completion(flow: Flow) -> None:
-    """Applied by a transaction that began before the request: the stamp is its beginning, and no proof."""
+async def test_slow_transaction_does_not_backdate_a_completion(flow: Flow) -> None:
+    """A transaction that began before the request stamps its own start time, which proves nothing."""
     await flow.superuser.execute(AUDIT)
     await flow.subscribe()
     await flow.publish()
@@ -73,8 +73,8 @@ async def test_a_slow_transaction_does_not_backdate_a_completion(flow: Flow) -> 
     assert await broken_invariants(flow.superuser) == []
 
 
-async def test_a_request_after_the_end_is_found(flow: Flow) -> None:
-    """A second one for a delivery that has its result, with every lease kept and every answer received."""
+async def test_request_after_the_end_is_found(flow: Flow) -> None:
+    """A second request for a finished delivery is found if every lease was kept and answered."""
     await flow.superuser.execute(AUDIT)
     await flow.subscribe()
     await flow.publish()
@@ -87,8 +87,8 @@ async def test_a_request_after_the_end_is_found(flow: Flow) -> None:
     assert LATE in await broken_invariants(flow.superuser)
 
 
-async def test_each_late_request_has_an_excuse_of_its_own(flow: Flow) -> None:
-    """A lease that expired explains one, and not a second."""
+async def test_expired_lease_explains_one_late_request(flow: Flow) -> None:
+    """One expired lease explains one late request, not a second."""
     names = await three_sagas(flow)
     await flow.superuser.execute(
         "update webhookd.webhook_delivery_jobs set lease_resets = 1 where saga_id = $1", names["completed"]
@@ -100,8 +100,8 @@ async def test_each_late_request_has_an_excuse_of_its_own(flow: Flow) -> None:
     assert LATE in await broken_invariants(flow.superuser)
 
 
-async def test_a_request_without_any_job_is_found(flow: Flow) -> None:
-    """More than none is too many."""
+async def test_request_without_an_attempt_is_found(flow: Flow) -> None:
+    """A request for a saga without attempts is one request too many."""
     names = await three_sagas(flow)
     await flow.superuser.execute(
         "delete from webhookd.webhook_delivery_jobs where saga_id = $1", names["completed"]
@@ -110,8 +110,8 @@ async def test_a_request_without_any_job_is_found(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("name", INVARIANTS)
-async def test_each_query_finds_what_is_planted(name: str, flow: Flow) -> None:
-    """A query that nothing breaks proves nothing; and the rows that it tells are those."""
+async def test_each_query_finds_its_planted_violation(name: str, flow: Flow) -> None:
+    """A query that never finds anything proves nothing; it returns exactly the planted rows."""
     names = await three_sagas(flow)
     assert await broken_invariants(flow.superuser) == []
     [planted] = [statement for beginning, statement in PLANTED.items() if name.startswith(f"{beginning} ")]
@@ -121,7 +121,7 @@ async def test_each_query_finds_what_is_planted(name: str, flow: Flow) -> None:
 
 
 async def three_sagas(flow: Flow) -> dict[str, int]:
-    """One Completed, one DeadLettered, one InProgress, with all that was told of them; and no guard left."""
+    """Create a Completed, a DeadLettered and an InProgress saga with their receipts, and drop all guards."""
     await flow.superuser.execute(AUDIT)
     subscription_id = await flow.subscribe()
     names = {"unverified": await flow.subscribe("order.other", verified=False)}

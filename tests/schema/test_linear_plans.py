@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.flow import FAILING_AFTER, POLICY, Flow
-from tests.support.history import vacuum
+from tests.support.history import turn_autovacuum_off, vacuum
 from webhookd.deliveries import attempts as jobs
 from webhookd.deliveries import ingest as events
 from webhookd.deliveries import sagas
@@ -84,9 +84,10 @@ async def deliver(flow: Flow, events_published: int = BATCH) -> None:
 
 
 @pytest.mark.parametrize("statistics", ["quiet", "busy", "none"])
-async def test_a_batch_is_taken_in_hand_one_by_one(database: Database, statistics: str) -> None:
+async def test_a_batch_is_taken_in_hand_one_by_one(fresh_database: Database, statistics: str) -> None:
     """Each stage, and a report sent again: 500 are 500, whatever the planner knows of the tables."""
-    flow = await Flow.open(database)
+    flow = await Flow.open(fresh_database)
+    await turn_autovacuum_off(flow.superuser)
     await flow.subscribe("order.created")
     for _ in range(PAST_BATCHES):
         await deliver(flow)
@@ -122,9 +123,10 @@ async def test_a_batch_is_taken_in_hand_one_by_one(database: Database, statistic
     assert {name: rows for name, rows in touched.items() if rows > TIMES * BATCH} == {}
 
 
-async def test_results_of_more_subscriptions_than_the_statistics_know(database: Database) -> None:
+async def test_results_of_more_subscriptions_than_the_statistics_know(fresh_database: Database) -> None:
     """Statistics of one subscription, and fifty by now: the batch is not walked through for each of them."""
-    flow = await Flow.open(database)
+    flow = await Flow.open(fresh_database)
+    await turn_autovacuum_off(flow.superuser)
     await flow.subscribe("order.created")
     await deliver(flow)
     await vacuum(flow.superuser)
@@ -143,9 +145,10 @@ async def test_results_of_more_subscriptions_than_the_statistics_know(database: 
     assert await most_rows_of_a_node(flow.superuser, apply) <= TIMES * BATCH
 
 
-async def test_events_published_again_are_looked_for_by_their_keys(database: Database) -> None:
+async def test_events_published_again_are_looked_for_by_their_keys(fresh_database: Database) -> None:
     """By a session that planned when there was none of them."""
-    flow = await Flow.open(database)
+    flow = await Flow.open(fresh_database)
+    await turn_autovacuum_off(flow.superuser)
     superuser = flow.superuser
     await vacuum(superuser)
     await events.publish(superuser, KEYED[:1])

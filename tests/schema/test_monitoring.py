@@ -1,4 +1,4 @@
-"""What waits, stage by stage, as the gauges show it."""
+"""The backlog of each stage, as the gauges show it."""
 
 from tests.support.flow import POLICY, Flow
 from webhookd.deliveries import backlog
@@ -8,7 +8,7 @@ LATER = POLICY._replace(base_delay_seconds=3600)
 
 
 async def waiting(flow: Flow, counted_up_to: int = 100) -> dict[str, int]:
-    """The stages for which something waits."""
+    """Return the stages that have a backlog, with their counts."""
     stages = await backlog.waiting(flow.daemon, counted_up_to)
     assert len(stages) == 8
     for stage in stages:
@@ -18,8 +18,8 @@ async def waiting(flow: Flow, counted_up_to: int = 100) -> dict[str, int]:
     return {stage.stage: stage.waiting for stage in stages if stage.waiting}
 
 
-async def test_a_delivery_is_seen_at_every_stage(flow: Flow) -> None:
-    """One event, from the routing queue to its end, with a retry between."""
+async def test_delivery_is_counted_at_every_stage(flow: Flow) -> None:
+    """One event is counted from the routing queue to its end, with a retry in between."""
     assert await waiting(flow) == {}
     await flow.subscribe()
     await flow.publish()
@@ -38,8 +38,8 @@ async def test_a_delivery_is_seen_at_every_stage(flow: Flow) -> None:
     assert (endpoint.consecutive_failures, endpoint.last_error_code) == (1, "HTTP_500")
 
 
-async def test_what_is_held_waits_for_nobody(flow: Flow) -> None:
-    """A paused subscription's sagas and jobs are no stage's backlog."""
+async def test_held_work_is_not_backlog(flow: Flow) -> None:
+    """Sagas and attempts of a paused subscription are not part of any stage's backlog."""
     paused = await flow.subscribe()
     await flow.subscribe()
     for _ in range(3):
@@ -50,8 +50,8 @@ async def test_what_is_held_waits_for_nobody(flow: Flow) -> None:
     assert await waiting(flow) == {"orchestration": 3, "held": 2}
 
 
-async def test_counting_ends_at_the_bound(flow: Flow) -> None:
-    """However much waits, for however many."""
+async def test_counting_stops_at_the_limit(flow: Flow) -> None:
+    """The count stops at the limit, for any amount of work and any number of subscriptions."""
     for _ in range(4):
         await flow.subscribe()
     for _ in range(4):

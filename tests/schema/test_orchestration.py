@@ -1,4 +1,4 @@
-"""What the orchestrator decides: delays, limits, windows, who is failing, and what one bad row may do."""
+"""Decisions of the orchestrator: delays, limits, windows, failing endpoints, and isolation of bad rows."""
 
 import hashlib
 import math
@@ -17,7 +17,7 @@ from webhookd.deliveries import sagas
 def backoff_seconds(
     saga_id: int, attempt: int, policy: sagas.RetryPolicy, retry_after_seconds: float | None
 ) -> float:
-    """The formula of the documentation, in Python."""
+    """Compute the documented formula in Python."""
     digest = hashlib.sha256(f"{saga_id}:{attempt}".encode()).hexdigest()
     spread = int(digest[:13], 16) / 2**52
     exponential = (
@@ -33,18 +33,18 @@ ATTEMPTS = st.integers(1, 20) | st.integers(1, 2**31 - 1)
 RETRY_AFTERS = st.none() | st.floats(0, 31536000)
 
 
-# The examples share one database, which none of them changes.
+# The examples share one database, because they change nothing.
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 2**62), ATTEMPTS, POLICIES, RETRY_AFTERS)
-async def test_the_delay_is_the_documented_formula(
+async def test_delay_follows_the_documented_formula(
     flow: Flow, saga_id: int, attempt: int, policy: sagas.RetryPolicy, retry_after_seconds: float | None
 ) -> None:
-    """Any policy, any attempt: PostgreSQL and the formula agree, and nothing is out of range."""
+    """For any policy and attempt, PostgreSQL and the formula agree and stay within the limits."""
     delay: timedelta = await flow.superuser.fetchval(
         "select webhookd.backoff($1, $2, $3, $4, $5, $6)", saga_id, attempt, *policy[1:], retry_after_seconds
     )
     expected = backoff_seconds(saga_id, attempt, policy, retry_after_seconds)
-    # A double is taken over with fifteen digits, and an interval counts microseconds.
+    # PostgreSQL keeps 15 digits of a double, and an interval counts microseconds.
     assert math.isclose(delay.total_seconds(), expected, rel_tol=1e-14, abs_tol=2e-6)
 
 
@@ -60,10 +60,10 @@ async def test_the_delay_is_the_documented_formula(
         ),
     ],
 )
-async def test_a_retry_is_due_after_its_delay(
+async def test_retry_is_due_after_its_delay(
     flow: Flow, policy: sagas.RetryPolicy, retry_after_seconds: float | None, expected_seconds: float
 ) -> None:
-    """The saga decides when, from its policy and from what the worker reported as Retry-After."""
+    """The due time follows the policy and the Retry-After that the worker reported."""
     await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lease] = await flow.claim()
     report = jobs.Report(lease.job_id, lease.lease_token, 503, retry_after_seconds=retry_after_seconds)
@@ -74,8 +74,8 @@ async def test_a_retry_is_due_after_its_delay(
     assert await flow.start() == []
 
 
-async def test_a_subscriptions_own_policy_comes_first(flow: Flow) -> None:
-    """Its own delay and its own limit, whatever the configuration says."""
+async def test_subscription_policy_overrides_the_configuration(flow: Flow) -> None:
+    """The delay and the limit of the subscription win over the configuration."""
     await flow.subscribe(max_attempts=2, base_delay_seconds=7)
     await flow.publish()
     await flow.route()
@@ -87,11 +87,11 @@ async def test_a_subscriptions_own_policy_comes_first(flow: Flow) -> None:
     assert (buried.status, buried.attempt_count) == (SagaStatus.DEAD_LETTERED, 2)
 
 
-async def test_a_retry_at_once_has_a_key_of_its_own(flow: Flow) -> None:
-    """With no delay at all, and a clock that went back, attempts differ by their attempt_at."""
+async def test_attempts_of_a_saga_have_distinct_due_times(flow: Flow) -> None:
+    """Even without a delay, or after the clock moved back, attempts differ in attempt_at."""
     await flow.saga_in(SagaStatus.PENDING)
     ahead = datetime.now(UTC) + timedelta(hours=1)
-    # Scheduled by a clock that was an hour ahead; then the job is made as if it were due.
+    # Scheduled by a clock that was an hour ahead; then the attempt starts as if it were due.
     await flow.superuser.execute("update webhookd.webhook_delivery_sagas set next_attempt_at = $1", ahead)
     await flow.superuser.execute(
         """
@@ -107,8 +107,8 @@ async def test_a_retry_at_once_has_a_key_of_its_own(flow: Flow) -> None:
     assert retried.next_attempt_at == ahead + timedelta(microseconds=1)
 
 
-async def test_a_limit_lowered_buries_what_has_reached_it(flow: Flow) -> None:
-    """The sweep takes waiting sagas, held ones too, in batches, and keeps their error and due time."""
+async def test_lowered_limit_dead_letters_exhausted_sagas(flow: Flow) -> None:
+    """The sweep dead-letters waiting and held sagas in batches, and keeps their error and due time."""
     first = await flow.saga_in(SagaStatus.PENDING_RETRY)
     paused = await flow.daemon.fetchval("select max(id) from webhookd.subscriptions")
     second = await flow.saga_in(SagaStatus.PENDING_RETRY, subscription_id=paused)
@@ -127,16 +127,16 @@ async def test_a_limit_lowered_buries_what_has_reached_it(flow: Flow) -> None:
     assert await flow.daemon.fetchval(due_times) == before
 
 
-async def test_a_saga_past_its_limit_is_buried_when_it_falls_due(flow: Flow) -> None:
-    """Without a sweep: the tick that would have started it buries it, and makes no job."""
+async def test_exhausted_saga_is_dead_lettered_when_due(flow: Flow) -> None:
+    """Without a sweep, the next start dead-letters the saga and creates no attempt."""
     saga_id = await flow.saga_in(SagaStatus.PENDING_RETRY)
     [started] = await flow.start(max_attempts=1)
     assert (started.started, [dead.saga_id for dead in started.dead_lettered]) == (0, [saga_id])
     assert await flow.daemon.fetchval("select count(*) from webhookd.webhook_delivery_jobs") == 1
 
 
-async def test_a_flood_does_not_keep_others_waiting(flow: Flow) -> None:
-    """Each gets its quota in a tick, however much one of them has, and never more than its window."""
+async def test_flood_does_not_delay_other_subscriptions(flow: Flow) -> None:
+    """Every subscription gets its quota per tick, and never more than its window."""
     flooded = await flow.subscribe("flood")
     small = [await flow.subscribe("drop") for _ in range(3)]
     for _ in range(50):
@@ -151,8 +151,8 @@ async def test_a_flood_does_not_keep_others_waiting(flow: Flow) -> None:
     assert (again.subscription_id, again.started, again.active) == (flooded, 2, 6)
 
 
-async def test_jobs_are_made_in_turns(flow: Flow) -> None:
-    """A claim goes by id: whoever has little is not behind another's whole window."""
+async def test_attempts_are_created_in_turns(flow: Flow) -> None:
+    """Claims go by id, so a subscription with little work does not wait behind another's whole window."""
     first, second = await flow.subscribe("first"), await flow.subscribe("second")
     for _ in range(3):
         await flow.publish("first")
@@ -164,8 +164,8 @@ async def test_jobs_are_made_in_turns(flow: Flow) -> None:
     assert [row[0] for row in made] == [first, second, first, second, first]
 
 
-async def test_marks_pass_over_nothing_that_is_due(flow: Flow) -> None:
-    """A tick that is given the last one's marks goes on where that stopped."""
+async def test_marks_skip_nothing_that_is_due(flow: Flow) -> None:
+    """A tick with the marks of the previous tick continues where it stopped."""
     subscription_id = await flow.subscribe()
     for _ in range(5):
         await flow.publish()
@@ -179,8 +179,8 @@ async def test_marks_pass_over_nothing_that_is_due(flow: Flow) -> None:
     assert (total, started.active) == (5, 5)
 
 
-async def test_an_endpoint_that_keeps_failing_is_probed_one_at_a_time(flow: Flow) -> None:
-    """From the n-th failure in a row on: one active job, one lease; a success ends it."""
+async def test_failing_endpoint_gets_one_request_at_a_time(flow: Flow) -> None:
+    """From the n-th failure in a row on there is one active attempt and one lease, until a success."""
     subscription_id = await flow.subscribe()
     for _ in range(6):
         await flow.publish()
@@ -194,7 +194,7 @@ async def test_an_endpoint_that_keeps_failing_is_probed_one_at_a_time(flow: Flow
     assert (health["consecutive_failures"], health["last_error_code"]) == (3, "HTTP_500")
     assert health["failing_since"] is not None
 
-    # One job was made before it was failing: the window of one is full, and that job is the probe.
+    # One attempt existed before the endpoint counted as failing: it fills the window of one and is the probe.
     [tick] = await flow.start([subscription_id])
     assert (tick.started, tick.active, tick.drained) == (0, 1, False)
     [probe] = await flow.claim()
@@ -209,8 +209,8 @@ async def test_an_endpoint_that_keeps_failing_is_probed_one_at_a_time(flow: Flow
     assert len(await flow.claim()) == 5
 
 
-async def test_jobs_made_before_an_endpoint_failed_are_leased_one_at_a_time(flow: Flow) -> None:
-    """The probe is one request, also when a whole window of jobs is waiting, and others pass them by."""
+async def test_older_attempts_of_a_failing_endpoint_are_leased_one_at_a_time(flow: Flow) -> None:
+    """One request probes the endpoint, even if a full window waits; other subscriptions are not delayed."""
     await flow.subscribe("bad")
     for _ in range(5):
         await flow.publish("bad")
@@ -229,7 +229,7 @@ async def test_jobs_made_before_an_endpoint_failed_are_leased_one_at_a_time(flow
     assert await flow.claim() == []
 
 
-async def test_our_own_faults_are_not_the_endpoints(flow: Flow) -> None:
+async def test_lost_leases_do_not_count_against_the_endpoint(flow: Flow) -> None:
     """A worker that dies or breaks says nothing about the endpoint."""
     await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lease] = await flow.claim()
@@ -244,8 +244,8 @@ async def test_our_own_faults_are_not_the_endpoints(flow: Flow) -> None:
     assert await flow.daemon.fetch("select * from webhookd.endpoint_health") == []
 
 
-async def test_failures_and_successes_of_one_batch_count_in_their_order(flow: Flow) -> None:
-    """What counts in a row is what came after the last success."""
+async def test_results_of_one_batch_count_in_their_order(flow: Flow) -> None:
+    """Failures in a row are the failures after the last success."""
     await flow.subscribe()
     for _ in range(5):
         await flow.publish()
@@ -263,8 +263,8 @@ async def test_failures_and_successes_of_one_batch_count_in_their_order(flow: Fl
     assert tuple(health) == (2, True, "HTTP_503")
 
 
-async def test_one_bad_row_harms_nothing_but_itself(flow: Flow) -> None:
-    """A result that cannot be applied is named; the others are applied, and it can be passed over."""
+async def test_bad_result_does_not_block_other_results(flow: Flow) -> None:
+    """A result that cannot be applied is reported; all other results are applied, and it can be skipped."""
     await flow.subscribe()
     for _ in range(3):
         await flow.publish()
@@ -273,7 +273,7 @@ async def test_one_bad_row_harms_nothing_but_itself(flow: Flow) -> None:
     leases = sorted(await flow.claim())
     for lease in leases:
         await flow.report(lease, 500)
-    # The second saga's counter is at its end: adding one to it is an error of the data.
+    # The counter of the second saga is at its maximum: adding one raises a data error.
     bad = leases[1]
     await flow.superuser.execute("set session_replication_role = replica")
     await flow.superuser.execute(
@@ -287,8 +287,8 @@ async def test_one_bad_row_harms_nothing_but_itself(flow: Flow) -> None:
     assert await sagas.apply_results(flow.daemon, 10, POLICY, 10, excluded_job_ids=[bad.job_id]) == []
 
 
-async def test_one_bad_saga_does_not_keep_the_tick_or_the_sweep(flow: Flow) -> None:
-    """A waiting saga that cannot be buried is named with its reason; the others are buried and started."""
+async def test_bad_saga_does_not_block_start_or_sweep(flow: Flow) -> None:
+    """A waiting saga that cannot be dead-lettered is reported with its reason; all others proceed."""
     subscription_id = await flow.subscribe()
     for _ in range(3):
         await flow.publish()
@@ -312,8 +312,8 @@ async def test_one_bad_saga_does_not_keep_the_tick_or_the_sweep(flow: Flow) -> N
     assert [(dead.saga_id, dead.status) for dead in swept.dead_lettered] == [(bad, None)]
 
 
-async def test_a_result_for_a_saga_that_is_not_in_progress_is_left(flow: Flow) -> None:
-    """It is named, not applied, and in nobody's way."""
+async def test_result_for_a_saga_not_in_progress_is_skipped(flow: Flow) -> None:
+    """It is reported, not applied, and blocks nothing."""
     await flow.subscribe()
     for _ in range(2):
         await flow.publish()
@@ -332,8 +332,8 @@ async def test_a_result_for_a_saga_that_is_not_in_progress_is_left(flow: Flow) -
     assert await flow.saga_status(first.saga_id) is SagaStatus.PENDING
 
 
-async def test_results_that_are_known_are_applied_by_name(flow: Flow) -> None:
-    """Those named and no others; one that is unknown, not reported or applied already changes nothing."""
+async def test_known_results_are_applied_by_id(flow: Flow) -> None:
+    """Only the named results are applied; unknown, unreported and already applied ids change nothing."""
     await flow.subscribe()
     for _ in range(4):
         await flow.publish()
@@ -352,8 +352,8 @@ async def test_results_that_are_known_are_applied_by_name(flow: Flow) -> None:
     ]
 
 
-async def test_the_oldest_due_of_each_subscription(flow: Flow) -> None:
-    """The ring is filled by those that have something due and may deliver, in pages."""
+async def test_due_subscriptions_are_paged(flow: Flow) -> None:
+    """The list has every deliverable subscription with work, with its oldest due time, in pages."""
     ids = [await flow.subscribe() for _ in range(4)]
     await flow.publish()
     await flow.route()

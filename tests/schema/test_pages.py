@@ -20,6 +20,7 @@ from tests.support.history import (
     watch,
     write_history,
 )
+from tests.support.nightly import first_in_gate
 from tests.support.postgres import run_apart
 from webhookd.core.errors import Refused
 from webhookd.core.states import SagaStatus
@@ -265,7 +266,7 @@ IN_NEED_OF = {
 }
 
 
-@pytest.mark.parametrize("index", IN_NEED_OF)
+@pytest.mark.parametrize("index", first_in_gate(IN_NEED_OF))
 async def test_a_missing_index_is_missed(past: Database, index: str) -> None:
     """Without it a page that it serves touches more blocks than the tests above allow."""
     superuser = await past.connect("superuser")

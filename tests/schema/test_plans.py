@@ -34,6 +34,7 @@ from tests.support.history import (
     write_backlog,
     write_history,
 )
+from tests.support.nightly import first_in_gate
 from tests.support.postgres import run_apart
 from webhookd.deliveries import attempts as jobs
 from webhookd.deliveries import backlog, dead_letters, sagas
@@ -416,7 +417,7 @@ def test_what_the_planner_knew_does_not_matter(
 
 
 @pytest.mark.once  # about the checks above, which are the same with every PostgreSQL
-@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize("index", first_in_gate(INDEXES))
 def test_a_missing_index_is_missed(laboratory: Laboratory, index: str) -> None:
     """Without an index, a call that it serves fails the checks that do not ask for it by name."""
     usual = laboratory.touched_at_first(SHORT)
@@ -427,7 +428,7 @@ def test_a_missing_index_is_missed(laboratory: Laboratory, index: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("index", ARBITERS)
+@pytest.mark.parametrize("index", first_in_gate(ARBITERS))
 def test_a_missing_arbiter_is_refused(laboratory: Laboratory, index: str) -> None:
     """ON CONFLICT names its unique index by its columns: without it nothing is written twice, nor at all."""
     with pytest.raises(asyncpg.InvalidColumnReferenceError):

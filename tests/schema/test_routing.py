@@ -1,11 +1,11 @@
-"""Events to sagas: who gets what, and the marks of a queue."""
+"""Routing: which subscriptions get a saga, and the marks of the queue."""
 
 from tests.support.flow import Flow
 from webhookd.deliveries import router as routing
 
 
-async def test_an_event_goes_to_those_who_may_have_it(flow: Flow) -> None:
-    """Of its type, active and verified when it is routed: neither before nor after."""
+async def test_event_goes_to_matching_deliverable_subscriptions(flow: Flow) -> None:
+    """The subscription must have the type and be active and verified at the time of routing."""
     wanted = await flow.subscribe()
     await flow.subscribe("another.type")
     await flow.subscribe(verified=False)
@@ -18,16 +18,16 @@ async def test_an_event_goes_to_those_who_may_have_it(flow: Flow) -> None:
     assert (await flow.route()).events == 0
 
 
-async def test_an_event_that_matches_nothing_leaves_the_queue(flow: Flow) -> None:
-    """It is routed, to nobody: a later subscription does not get old events."""
+async def test_event_without_a_match_leaves_the_queue(flow: Flow) -> None:
+    """It is routed to no subscription; a later subscription does not get old events."""
     await flow.publish()
     assert (await flow.route())[:3] == (1, 0, [])
     await flow.subscribe()
     assert (await flow.route())[:3] == (0, 0, [])
 
 
-async def test_a_wide_fan_out_is_routed_in_parts(flow: Flow) -> None:
-    """A batch ends before the event that would pass the bound; one alone is routed, whatever it takes."""
+async def test_wide_fan_out_is_split_into_batches(flow: Flow) -> None:
+    """A batch ends before the event that would exceed the limit; a single event is always routed."""
     for _ in range(3):
         await flow.subscribe("wide")
     await flow.subscribe("narrow")
@@ -44,15 +44,15 @@ async def test_a_wide_fan_out_is_routed_in_parts(flow: Flow) -> None:
     assert await routed(5) == (0, 0)
 
 
-async def test_marks_pass_over_what_is_done_and_nothing_else(flow: Flow) -> None:
-    """The mark is the oldest event left, or one past the newest taken."""
+async def test_marks_skip_only_routed_events(flow: Flow) -> None:
+    """The mark is the oldest event left, or the position after the newest routed event."""
     await flow.subscribe()
     ids = [await flow.publish() for _ in range(3)]
     first = await routing.route(flow.daemon, 2)
     assert (first.events, first.next_event_id) == (2, ids[2])
     second = await routing.route(flow.daemon, 2, first.next_event_id)
     assert (second.events, second.next_event_id) == (1, ids[2] + 1)
-    # One that committed late lies behind the mark: it is found by who starts at the beginning.
+    # An event that committed late lies behind the mark; a search from the beginning finds it.
     await flow.superuser.execute("insert into webhookd.event_routing_queue values ($1)", ids[0])
     assert (await routing.route(flow.daemon, 2, second.next_event_id)).events == 0
     assert (await routing.route(flow.daemon, 2)).events == 1

@@ -1,4 +1,4 @@
-"""The saga's state machine, as triggers and constraints keep it: a superuser asks, so no right decides."""
+"""The state machine of sagas, enforced by triggers and constraints; a superuser tries every change."""
 
 from itertools import product
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ SAGAS = "webhookd.webhook_delivery_sagas"
 LATER = "next_attempt_at + interval '1 minute'"
 EARLIER = "next_attempt_at - interval '1 minute'"
 
-# Every legal edge, with what it changes beside the status.
+# Every legal edge, with the columns that change together with the status.
 EDGES: dict[tuple[SagaStatus, SagaStatus], dict[str, str]] = {
     (PENDING, IN_PROGRESS): {},
     (PENDING_RETRY, IN_PROGRESS): {},
@@ -30,7 +30,7 @@ EDGES: dict[tuple[SagaStatus, SagaStatus], dict[str, str]] = {
     (IN_PROGRESS, DEAD_LETTERED): {"attempt_count": "attempt_count + 1", "final_error_code": "'HTTP_500'"},
     (PENDING_RETRY, DEAD_LETTERED): {},
 }
-# No edge: an operator moves the due time of a saga that waits.
+# No status change: an operator moves the due time of a waiting saga.
 STAYS: dict[tuple[SagaStatus, SagaStatus], dict[str, str]] = {
     (PENDING, PENDING): {"next_attempt_at": LATER},
     (PENDING_RETRY, PENDING_RETRY): {"next_attempt_at": LATER},
@@ -38,9 +38,9 @@ STAYS: dict[tuple[SagaStatus, SagaStatus], dict[str, str]] = {
 LEGAL = EDGES | STAYS
 ILLEGAL = [pair for pair in product(SagaStatus, repeat=2) if pair not in LEGAL]
 
-# One wrong companion of an otherwise right change, and what refuses it.
+# One wrong column of an otherwise legal change, and the constraint or error code that refuses it.
 WRONG: list[tuple[SagaStatus, SagaStatus, str, str, str]] = [
-    # A job is made: nothing else changes.
+    # An attempt starts: nothing else changes.
     (PENDING, IN_PROGRESS, "attempt_count", "attempt_count + 1", "WH411"),
     (PENDING, IN_PROGRESS, "next_attempt_at", LATER, "WH411"),
     (PENDING, IN_PROGRESS, "next_attempt_at", EARLIER, "WH411"),
@@ -50,29 +50,29 @@ WRONG: list[tuple[SagaStatus, SagaStatus, str, str, str]] = [
     (PENDING_RETRY, IN_PROGRESS, "next_attempt_at", LATER, "WH411"),
     (PENDING_RETRY, IN_PROGRESS, "final_error_code", "null", "WH411"),
     (PENDING_RETRY, IN_PROGRESS, "final_error_code", "'OTHER'", "WH411"),
-    # A success counts one attempt, and leaves due time and last error as they were.
+    # A success adds one attempt and keeps the due time and the last error.
     (IN_PROGRESS, COMPLETED, "attempt_count", "attempt_count", "WH411"),
     (IN_PROGRESS, COMPLETED, "attempt_count", "attempt_count + 2", "WH411"),
     (IN_PROGRESS, COMPLETED, "attempt_count", "attempt_count - 1", "WH411"),
     (IN_PROGRESS, COMPLETED, "next_attempt_at", LATER, "WH411"),
     (IN_PROGRESS, COMPLETED, "final_error_code", "'HTTP_500'", "WH411"),
-    # A failure counts one attempt, names its error, and is due again later than it was.
+    # A failure adds one attempt, sets the error, and moves the due time later.
     (IN_PROGRESS, PENDING_RETRY, "attempt_count", "attempt_count", "WH411"),
     (IN_PROGRESS, PENDING_RETRY, "attempt_count", "attempt_count + 2", "WH411"),
     (IN_PROGRESS, PENDING_RETRY, "next_attempt_at", "next_attempt_at", "WH411"),
     (IN_PROGRESS, PENDING_RETRY, "next_attempt_at", EARLIER, "WH411"),
     (IN_PROGRESS, PENDING_RETRY, "final_error_code", "null", "dead_lettered_has_error"),
-    # The last failure counts one attempt and names its error.
+    # The last failure adds one attempt and sets the error.
     (IN_PROGRESS, DEAD_LETTERED, "attempt_count", "attempt_count", "WH411"),
     (IN_PROGRESS, DEAD_LETTERED, "attempt_count", "attempt_count + 2", "WH411"),
     (IN_PROGRESS, DEAD_LETTERED, "next_attempt_at", LATER, "WH411"),
     (IN_PROGRESS, DEAD_LETTERED, "final_error_code", "null", "dead_lettered_has_error"),
-    # The limit was lowered: no attempt was made, and the error is the last one's.
+    # After the limit was lowered: no new attempt, and the error of the last attempt stays.
     (PENDING_RETRY, DEAD_LETTERED, "attempt_count", "attempt_count + 1", "WH411"),
     (PENDING_RETRY, DEAD_LETTERED, "next_attempt_at", LATER, "WH411"),
     (PENDING_RETRY, DEAD_LETTERED, "final_error_code", "'OTHER'", "WH411"),
     (PENDING_RETRY, DEAD_LETTERED, "final_error_code", "null", "WH411"),
-    # Waiting changes nothing but the due time.
+    # While a saga waits, only the due time may change.
     (PENDING, PENDING, "attempt_count", "attempt_count + 1", "WH411"),
     (PENDING, PENDING, "final_error_code", "'HTTP_500'", "WH411"),
     (PENDING_RETRY, PENDING_RETRY, "attempt_count", "attempt_count + 1", "WH411"),
@@ -85,13 +85,13 @@ CHANGEABLE = {"status", "attempt_count", "next_attempt_at", "final_error_code", 
 
 
 def change_to(status: SagaStatus, companions: dict[str, str]) -> str:
-    """The UPDATE towards a status."""
+    """Return the UPDATE to a status."""
     return update(SAGAS, {"status": f"'{status}'"} | companions)
 
 
 @pytest.mark.parametrize(("before", "after"), LEGAL)
-async def test_a_legal_change_is_served(flow: "Flow", before: SagaStatus, after: SagaStatus) -> None:
-    """Each legal edge commits with its right companions, and so does a due time moved later."""
+async def test_legal_change_is_accepted(flow: "Flow", before: SagaStatus, after: SagaStatus) -> None:
+    """Every legal edge commits with the right columns, and so does a later due time."""
     saga_id = await flow.saga_in(before)
     async with flow.superuser.transaction():
         await flow.superuser.execute(change_to(after, LEGAL[before, after]), saga_id)
@@ -102,7 +102,7 @@ async def test_a_legal_change_is_served(flow: "Flow", before: SagaStatus, after:
 
 @pytest.mark.parametrize(("before", "after"), ILLEGAL)
 async def test_any_other_change_is_refused(flow: "Flow", before: SagaStatus, after: SagaStatus) -> None:
-    """No other pair of states passes, whatever legal edge's companions go with it."""
+    """No other pair of statuses is accepted, with the columns of any legal edge."""
     saga_id = await flow.saga_in(before)
     expected = "WH410" if before in {COMPLETED, DEAD_LETTERED} else "WH411"
     for companions in [*LEGAL.values(), {"final_error_code": "'HTTP_500'"}]:
@@ -110,10 +110,10 @@ async def test_any_other_change_is_refused(flow: "Flow", before: SagaStatus, aft
 
 
 @pytest.mark.parametrize(("before", "after", "column", "expression", "refused_by"), WRONG)
-async def test_a_legal_edge_with_a_wrong_companion_is_refused(
+async def test_legal_edge_with_a_wrong_column_is_refused(
     flow: "Flow", before: SagaStatus, after: SagaStatus, column: str, expression: str, refused_by: str
 ) -> None:
-    """One wrong column spoils an edge that is served without it."""
+    """One wrong column makes a legal edge illegal."""
     saga_id = await flow.saga_in(before)
     right = LEGAL[before, after]
     assert (
@@ -122,8 +122,8 @@ async def test_a_legal_edge_with_a_wrong_companion_is_refused(
     assert await refusal(flow.superuser, change_to(after, right), saga_id) is None
 
 
-async def test_a_success_keeps_the_error_of_the_attempt_before(flow: "Flow") -> None:
-    """A delivery that failed first may neither lose nor change its error code when it succeeds."""
+async def test_success_keeps_the_previous_error(flow: "Flow") -> None:
+    """A delivery that failed before keeps its error code when it succeeds."""
     saga_id = await flow.saga_in(PENDING_RETRY)
     await flow.start()
     right = EDGES[IN_PROGRESS, COMPLETED]
@@ -151,10 +151,10 @@ async def test_a_success_keeps_the_error_of_the_attempt_before(flow: "Flow") -> 
         (PENDING, 0, "HTTP_500"),
     ],
 )
-async def test_a_saga_is_born_pending_and_untried(
+async def test_new_saga_is_pending_without_attempts(
     flow: "Flow", status: SagaStatus, attempt_count: int, final_error_code: str | None
 ) -> None:
-    """Born in another state, with attempts or with an error, a saga is refused; else it is served."""
+    """A new saga with another status, with attempts or with an error is refused; any other is accepted."""
     pair = (await flow.publish(), await flow.subscribe())
     birth = """
         insert into webhookd.webhook_delivery_sagas
@@ -165,17 +165,15 @@ async def test_a_saga_is_born_pending_and_untried(
     assert await refusal(flow.superuser, birth, *pair, PENDING, 0, None) is None
 
 
-async def test_every_column_of_a_saga_is_identity_or_changeable(flow: "Flow") -> None:
-    """A new column has to be put on one side, here and in the trigger."""
+async def test_every_column_is_identity_or_changeable(flow: "Flow") -> None:
+    """A new column must be added to one of the two lists, here and in the trigger."""
     names = {column.name for column in await columns(flow.superuser, SAGAS)}
     assert names == IDENTITY | CHANGEABLE
 
 
 @pytest.mark.parametrize(("before", "after"), LEGAL)
-async def test_no_legal_change_takes_an_identity_column_along(
-    flow: "Flow", before: SagaStatus, after: SagaStatus
-) -> None:
-    """What a saga is about stays, whichever edge it goes."""
+async def test_identity_columns_never_change(flow: "Flow", before: SagaStatus, after: SagaStatus) -> None:
+    """No edge may change what a saga is about."""
     saga_id = await flow.saga_in(before)
     right = LEGAL[before, after]
     for column in await columns(flow.superuser, SAGAS):
@@ -186,8 +184,8 @@ async def test_no_legal_change_takes_an_identity_column_along(
 
 
 @pytest.mark.parametrize("status", [COMPLETED, DEAD_LETTERED])
-async def test_no_column_of_a_terminal_saga_changes(flow: "Flow", status: SagaStatus) -> None:
-    """Each column the catalog lists is refused another value, and even its own."""
+async def test_terminal_saga_is_immutable(flow: "Flow", status: SagaStatus) -> None:
+    """Every column in the catalog is refused, even with its own value."""
     saga_id = await flow.saga_in(status)
     for column in await columns(flow.superuser, SAGAS):
         changed = update(SAGAS, {column.name: column.different})
@@ -199,10 +197,10 @@ async def test_no_column_of_a_terminal_saga_changes(flow: "Flow", status: SagaSt
 
 @pytest.mark.parametrize("role", ["webhookd_owner", "saga_orchestrator"])
 @pytest.mark.parametrize("status", [COMPLETED, DEAD_LETTERED])
-async def test_a_terminal_saga_is_frozen_for_who_may_update_the_table(
+async def test_terminal_saga_is_immutable_for_roles_with_update(
     flow: "Flow", status: SagaStatus, role: str
 ) -> None:
-    """The tables' owner and the orchestrator are refused by the trigger, not by their rights."""
+    """The trigger, not a missing right, refuses the owner and the orchestrator."""
     saga_id = await flow.saga_in(status)
     async with undone(flow.superuser):
         await flow.superuser.execute(f"set local role {role}")
@@ -210,10 +208,8 @@ async def test_a_terminal_saga_is_frozen_for_who_may_update_the_table(
 
 
 @pytest.mark.parametrize("before", [IN_PROGRESS, PENDING_RETRY])
-async def test_dead_lettered_without_its_dead_letter_fails_at_commit(
-    flow: "Flow", before: SagaStatus
-) -> None:
-    """The UPDATE is served, its COMMIT is not, and the saga is where it was."""
+async def test_dead_lettered_needs_its_dead_letter_at_commit(flow: "Flow", before: SagaStatus) -> None:
+    """The UPDATE is accepted, the COMMIT is not, and the saga keeps its status."""
     saga_id = await flow.saga_in(before)
     transaction = flow.superuser.transaction()
     await transaction.start()
@@ -224,8 +220,8 @@ async def test_dead_lettered_without_its_dead_letter_fails_at_commit(
     assert await flow.saga_status(saga_id) is before
 
 
-async def test_a_due_time_never_moves_back_to_an_earlier_attempt(flow: "Flow") -> None:
-    """At, before or between the attempts made is refused: the next job's key would be taken."""
+async def test_due_time_never_moves_back_to_an_earlier_attempt(flow: "Flow") -> None:
+    """A due time at or before an existing attempt is refused: the key of the next attempt would be taken."""
     saga_id = await flow.saga_in(PENDING_RETRY)
     await flow.attempt(500)
     first, last = [
@@ -244,15 +240,15 @@ async def test_a_due_time_never_moves_back_to_an_earlier_attempt(flow: "Flow") -
         assert await refusal(flow.superuser, move, saga_id, last, offset) is None, offset
 
 
-async def test_a_saga_without_attempts_may_be_due_at_any_time(flow: "Flow") -> None:
-    """Nothing stands before a Pending saga: its due time moves back as well as forth."""
+async def test_saga_without_attempts_may_be_due_at_any_time(flow: "Flow") -> None:
+    """The due time of a Pending saga may move in both directions."""
     saga_id = await flow.saga_in(PENDING)
     for expression in (EARLIER, LATER):
         assert await refusal(flow.superuser, update(SAGAS, {"next_attempt_at": expression}), saga_id) is None
 
 
-async def test_a_saga_in_progress_is_not_touched(flow: "Flow") -> None:
-    """While its attempt is under way no column changes without an edge."""
+async def test_saga_in_progress_changes_only_by_an_edge(flow: "Flow") -> None:
+    """While its attempt runs, no column changes without a status change."""
     saga_id = await flow.saga_in(IN_PROGRESS)
     for column in await columns(flow.superuser, SAGAS):
         if column.name != "status":

@@ -1,20 +1,20 @@
-"""The overview's five scenarios at the database, each step as the daemon will take it."""
+"""The five scenarios of the overview at the database, step by step as the daemon runs them."""
 
 from tests.support.flow import POLICY, Flow
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts as jobs
 
 
-async def test_a_duplicate_event_is_stored_once(flow: Flow) -> None:
-    """The same key and content twice gives one event, and one saga."""
+async def test_duplicate_event_is_stored_once(flow: Flow) -> None:
+    """The same key and content twice give one event and one saga."""
     await flow.subscribe()
     first = await flow.publish(idempotency_key="order-7")
     assert await flow.publish(idempotency_key="order-7") == first
     assert (await flow.route()).sagas == 1
 
 
-async def test_an_event_routed_twice_has_one_saga(flow: Flow) -> None:
-    """Putting an event back into the queue makes no second saga: the unique index is the judge."""
+async def test_event_routed_twice_has_one_saga(flow: Flow) -> None:
+    """The unique index prevents a second saga when an event is put back into the queue."""
     await flow.subscribe()
     event_id = await flow.publish()
     assert (await flow.route()).sagas == 1
@@ -23,8 +23,8 @@ async def test_an_event_routed_twice_has_one_saga(flow: Flow) -> None:
     assert (again.events, again.sagas) == (1, 0)
 
 
-async def test_a_crashed_workers_job_is_reset_and_delivered_by_another(flow: Flow) -> None:
-    """An expired lease goes back to Pending; its late holder is refused; the next holder's report counts."""
+async def test_expired_lease_is_reset_and_delivered_again(flow: Flow) -> None:
+    """An expired lease returns to Pending; its late holder is refused; the next report counts."""
     saga_id = await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lost] = await flow.claim(worker_id="crashed")
     await flow.expire_lease(lost.job_id)
@@ -38,7 +38,7 @@ async def test_a_crashed_workers_job_is_reset_and_delivered_by_another(flow: Flo
 
 
 async def test_failures_are_retried_until_the_dead_letter(flow: Flow) -> None:
-    """Each failed attempt counts one; the last one buries the saga, in the same step."""
+    """Every failed attempt counts; the last attempt dead-letters the saga in the same step."""
     await flow.subscribe()
     await flow.publish(payload='{"amount": 1.10}')
     await flow.route()
@@ -55,8 +55,8 @@ async def test_failures_are_retried_until_the_dead_letter(flow: Flow) -> None:
     assert letter["final_error_code"] == "HTTP_503"
 
 
-async def test_a_requeue_makes_a_new_saga(flow: Flow) -> None:
-    """The new saga is Pending with no attempts and goes its own way; the dead one stays as it was."""
+async def test_requeue_creates_a_new_saga(flow: Flow) -> None:
+    """The new saga is Pending without attempts and independent; the dead-lettered saga does not change."""
     dead_id = await flow.saga_in(SagaStatus.DEAD_LETTERED)
     dead = await flow.daemon.fetchrow("select * from webhookd.webhook_delivery_sagas where id = $1", dead_id)
     requeued = await flow.requeue(await flow.daemon.fetchval("select id from webhookd.dead_letters"))

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.guards import Weakened
+from tests.support.nightly import first_in_gate
 from tests.support.races import Contest
 from tests.support.substrate import ACTOR, Answer, Status, Substrate
 
@@ -306,7 +307,7 @@ async def test_a_race_ends_well(race: Race, run: Callable[[Race], Awaitable[None
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("run", "guard"), LOSSES)
+@pytest.mark.parametrize(("run", "guard"), first_in_gate(LOSSES))
 async def test_a_race_is_lost_without_its_guard(
     race: Race, run: Callable[[Race], Awaitable[None]], guard: Weakened
 ) -> None:

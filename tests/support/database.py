@@ -76,7 +76,8 @@ class Database:
 
     name: str
     cluster: "Cluster"
-    _connections: "list[Connection]" = field(default_factory=list, repr=False)
+    _connections: "list[tuple[Login, Connection]]" = field(default_factory=list, repr=False)
+    _idle: "dict[Login, list[Connection]]" = field(default_factory=dict, repr=False)
 
     @property
     def server(self) -> Server:
@@ -92,15 +93,138 @@ class Database:
         return self.cluster.dsn(self.name, login)
 
     async def connect(self, login: Login = "daemon") -> "Connection":
-        """Open a connection, which the end of the test closes."""
-        connection = await asyncpg.connect(self.dsn(login), timeout=CONNECT_TIMEOUT_SECONDS)
-        self._connections.append(connection)
+        """Give a connection that no other part of the test uses; the end of the test takes it back."""
+        idle = self._idle.get(login)
+        connection = idle.pop() if idle else await self._open(login)
+        self._connections.append((login, connection))
         return connection
 
     async def close(self) -> None:
-        """Close the connections that the test left open."""
-        while self._connections:
-            await close_connection(self._connections.pop())
+        """Close all connections."""
+        for _, connection in self._connections:
+            await close_connection(connection)
+        for connections in self._idle.values():
+            for connection in connections:
+                await close_connection(connection)
+        self._connections.clear()
+        self._idle.clear()
+
+    async def release_connections(self) -> set[int]:
+        """Reset the connections of the test and keep them for the next test; return their backends' ids."""
+        for login, connection in self._connections:
+            if await reset_connection(connection):
+                self._idle.setdefault(login, []).append(connection)
+        self._connections.clear()
+        return {
+            connection.get_server_pid() for connections in self._idle.values() for connection in connections
+        }
+
+    async def _open(self, login: Login) -> "Connection":
+        return await asyncpg.connect(self.dsn(login), timeout=CONNECT_TIMEOUT_SECONDS)
+
+
+class SharedDatabase:
+    """One migrated database for the tests of a module, emptied after each test.
+
+    A copy per test took 100 ms of CPU time: 17 to copy, 11 to drop, 17 to connect twice and disconnect, and
+    36 because new sessions must load catalogs and plan every statement. To empty the tables and to keep the
+    sessions takes 10 ms. After a test that changed the schema, the next test gets a new copy.
+    """
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self._database: Database | None = None
+        self._superuser: Connection | None = None
+        self._empty_statements = ""
+
+    async def take(self) -> Database:
+        """Return the database, empty."""
+        if self._database is None:
+            self._database = await self._cluster.create_database(migrated=True)
+            self._superuser = await asyncpg.connect(
+                self._database.dsn("superuser"), timeout=CONNECT_TIMEOUT_SECONDS
+            )
+            await self._superuser.execute(WATCH_DDL)
+            self._empty_statements = await empty_statements(self._superuser)
+        return self._database
+
+    async def give_back(self) -> None:
+        """Empty the database, or drop it if the test changed more than rows."""
+        assert self._database is not None
+        assert self._superuser is not None
+        kept_pids = await self._database.release_connections()
+        await self._superuser.execute(
+            "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+            " where datname = current_database() and backend_type = 'client backend' and pid <> all ($1)",
+            [*kept_pids, self._superuser.get_server_pid()],
+        )
+        if await self._superuser.fetchval(IS_CHANGED):
+            await self.drop()
+        else:
+            await self._superuser.execute(self._empty_statements)
+
+    async def drop(self) -> None:
+        """Drop the database, if there is one."""
+        if self._database is not None and self._superuser is not None:
+            await close_connection(self._superuser)
+            await self._cluster.drop_database(self._database)
+        self._database = self._superuser = None
+
+
+# An event trigger notes every committed DDL command; rolled back DDL rolls back its note.
+WATCH_DDL = """
+    create schema test_bed;
+    create table test_bed.ddl_commands (tag text);
+    create function test_bed.note_ddl() returns event_trigger language plpgsql security definer
+        set search_path = pg_catalog, pg_temp
+        as $$ begin insert into test_bed.ddl_commands values (tg_tag); end $$;
+    create event trigger test_bed_note_ddl on ddl_command_end execute function test_bed.note_ddl();
+"""
+# ALTER DATABASE ... SET changes a shared catalog, for which event triggers do not fire.
+IS_CHANGED = """
+    select exists (select from test_bed.ddl_commands)
+        or exists (select from pg_db_role_setting s join pg_database d on d.oid = s.setdatabase
+            where d.datname = current_database())
+"""
+
+
+async def empty_statements(superuser: "Connection") -> str:
+    """Return SQL that brings every table back to the rows and every sequence back to the value it has now.
+
+    DELETE, not TRUNCATE: TRUNCATE makes new files and throws away every cached plan (12 ms instead of 2).
+    """
+    statements = ["set local session_replication_role = replica"]
+    copies = []
+    for table in await superuser.fetch(
+        "select oid::regclass::text as name, relname from pg_class"
+        " where relkind in ('r', 'p') and relnamespace = 'webhookd'::regnamespace"
+    ):
+        statements.append(f"delete from {table['name']}")
+        if await superuser.fetchval(f"select exists (select from {table['name']})"):
+            copy = f"test_bed.{table['relname']}"
+            columns = await superuser.fetchval(
+                "select string_agg(quote_ident(attname), ', ' order by attnum) from pg_attribute"
+                " where attrelid = $1::text::regclass and attnum > 0"
+                " and not attisdropped and attgenerated = ''",
+                table["name"],
+            )
+            copies.append(f"create table {copy} as select {columns} from {table['name']}")
+            statements.append(
+                f"insert into {table['name']} ({columns}) overriding system value"
+                f" select {columns} from {copy}"
+            )
+    sequences = await superuser.fetch("""
+        select format('%I.%I', schemaname, sequencename) as name, coalesce(last_value, start_value) as value,
+               last_value is not null as is_called
+        from pg_sequences where schemaname = 'webhookd'
+    """)
+    statements.extend(
+        f"select setval('{name}', {value}, {is_called})" for name, value, is_called in sequences
+    )
+    if copies:
+        await superuser.execute("; ".join([*copies, "delete from test_bed.ddl_commands"]))
+    # The simple query protocol runs all of them in one transaction.
+    return "; ".join(statements)
 
 
 class Cluster:
@@ -236,6 +360,20 @@ async def wait_for_other_runs(superuser: "Connection") -> None:
     """
     await superuser.execute(f"SET lock_timeout = '{ROLES_LOCK_TIMEOUT_SECONDS}s'")
     await superuser.execute("SELECT pg_advisory_lock(hashtextextended('webhookd test roles', 0))")
+
+
+async def reset_connection(connection: "Connection") -> bool:
+    """Bring a session back to its first state; close it if it is inside a transaction or a statement."""
+    if connection.is_closed():
+        return False
+    if not connection.is_in_transaction():
+        with contextlib.suppress(OSError, asyncpg.InterfaceError, asyncpg.PostgresError):
+            # RESET ALL, which is part of reset(), leaves these two alone.
+            await connection.execute("reset session authorization; reset role")
+            await connection.reset(timeout=CONNECT_TIMEOUT_SECONDS)
+            return True
+    connection.terminate()
+    return False
 
 
 async def close_connection(connection: "Connection") -> None:

@@ -6,6 +6,7 @@ runs is a process of its own all the same, with its own files, signals and end.
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -70,6 +71,7 @@ class Forked:
 def _run(arguments: list[str], folder: str, environment: dict[str, str], stdout: str, stderr: str) -> None:
     """In the new process: what a shell would have set up."""
     from webhookd.cli.main import main  # noqa: PLC0415  the tests' own process does not run it
+    from webhookd.daemon import monitor  # noqa: PLC0415
 
     for path, stream in ((stdout, sys.stdout), (stderr, sys.stderr)):
         written = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -78,5 +80,11 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], stdout:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    for entry in filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)):
+        if (site := Path(entry) / "sitecustomize.py").is_file():
+            # Python reads it before any other module; its patches also work on modules that are loaded.
+            runpy.run_path(str(site))
+    # Tests wait for the gauges that the monitor updates; in production 5 s are often enough.
+    monitor.INTERVAL_SECONDS = 1.0
     sys.argv = ["webhookd", *arguments]
     main()

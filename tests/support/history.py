@@ -59,9 +59,14 @@ async def write_history(superuser: "Connection", size: int) -> None:
         await superuser.execute("set local session_replication_role = replica")
         for statement in HISTORY:
             await superuser.execute(statement.replace(":size", str(size)))
-        for table in await table_names(superuser):
-            await superuser.execute(f"alter table webhookd.{table} set (autovacuum_enabled = false)")
+    await turn_autovacuum_off(superuser)
     await vacuum(superuser)
+
+
+async def turn_autovacuum_off(superuser: "Connection") -> None:
+    """Keep statistics as the test left them, also on an existing server, which has autovacuum on."""
+    for table in await table_names(superuser):
+        await superuser.execute(f"alter table webhookd.{table} set (autovacuum_enabled = false)")
 
 
 async def vacuum(superuser: "Connection", *, analyze: bool = True) -> None:
