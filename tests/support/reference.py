@@ -46,7 +46,8 @@ def settings_tables() -> Iterator[str]:
             restart = " Needs a restart." if (section.name, key.name) in NEEDS_RESTART else ""
             default = msgspec.json.encode(key.default).decode()
             comment = _cell(comments[section.name, key.name].replace(" (restart)", ""))
-            yield f"| `{key.name}` | `{default}` | {_allowed(msgspec.inspect.type_info(key.type))} | {comment}{restart} |"
+            allowed = _allowed(msgspec.inspect.type_info(key.type))
+            yield f"| `{key.name}` | `{default}` | {allowed} | {comment}{restart} |"
 
 
 def command_sections() -> Iterator[str]:
@@ -91,7 +92,8 @@ def _comments(text: str) -> tuple[dict[str, str], dict[tuple[str, str], str]]:
     """Return the introduction of each section that has one, and the comment of each key."""
     introductions: dict[str, str] = {}
     comments: dict[tuple[str, str], str] = {}
-    section, lines = "", []
+    section = ""
+    lines: list[str] = []
     for line in text.splitlines():
         if header := re.match(r"\[(\w+)\]", line):
             section, lines = header[1], []
@@ -115,12 +117,10 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
             lowest = f"more than {kind.gt:,g}" if kind.gt is not None else f"{kind.ge or 0:,}"
             return f"{lowest} to {kind.le:,}" if kind.le is not None else f"from {lowest}"
-        case msgspec.inspect.VarTupleType(item_type=msgspec.inspect.LiteralType() as item):
+        case msgspec.inspect.VarTupleType(item_type=item):
             return f"list of {_allowed(item)}"
-        case msgspec.inspect.VarTupleType():
-            return "list"
         case _:
-            return "text"
+            return "table" if isinstance(kind, msgspec.inspect.StructType) else "text"
 
 
 def _ranges(text: str) -> str:
