@@ -3,7 +3,7 @@
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test machine executors history faults bench bench-quick ingest lock format clean
+.PHONY: help test machine executors history faults bench bench-quick ingest docs lock format clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench-quick: $(BENCH_STAMP) ## The same with small numbers, to try it: three min
 
 ingest: ## Measure single events from 1 to 500 clients at once, and without the database
 	$(ENVIRONMENT)/bin/python -m tests.bench.ingest
+
+docs: ## Write docs/settings.md and docs/cli.md from the code
+	$(ENVIRONMENT)/bin/python -m tests.support.reference
 
 # Environment variables and settings files may name an index or a folder of wheels; the lock must
 # hold for everyone, so it is made without them, and says only versions and hashes.

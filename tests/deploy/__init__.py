@@ -1,1 +1,1 @@
-"""Tests of deploy/: units, alerts, dashboard and runbook say what the daemon does."""
+"""Tests of deploy/: units, images, alerts, dashboard and runbook match the daemon."""

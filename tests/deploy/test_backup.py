@@ -1,4 +1,4 @@
-"""A dump, restored: what the runbook's way of backing up keeps."""
+"""A restored dump, made as the runbook says, continues where the original was."""
 
 import asyncio
 from itertools import chain
@@ -21,21 +21,22 @@ COUNTS = """
 """
 
 
-def able_to_dump(major: int) -> Installation:
-    """The nearest that is not older: pg_dump refuses a server newer than itself."""
+def installation_that_dumps(major: int) -> Installation:
+    """Return the oldest installation that is not older than the server: pg_dump refuses a newer server."""
     found = chain(local_installations(), wheel_installations())
-    return min((one for one in found if one.major >= major), key=lambda installation: installation.major)
+    able = (installation for installation in found if installation.major >= major)
+    return min(able, key=lambda installation: installation.major)
 
 
-async def test_a_restored_dump_goes_on_where_it_was(
+async def test_restored_dump_continues(
     flow: Flow, database: Database, empty_database: Database, tmp_path: Path
 ) -> None:
-    """No event is routed again, none is forgotten, and facts stay facts."""
+    """No event is routed twice, the waiting event is routed, and events stay immutable."""
     await flow.subscribe()
     routed = await flow.publish()
     await flow.route()
     waiting = await flow.publish()
-    programs, dump = able_to_dump(database.server.major), str(tmp_path / "app.dump")
+    programs, dump = installation_that_dumps(database.server.major), str(tmp_path / "app.dump")
     for name, *arguments in (
         ("pg_dump", "--format=custom", f"--file={dump}", database.dsn("superuser")),
         ("pg_restore", "--exit-on-error", f"--dbname={empty_database.dsn('superuser')}", dump),

@@ -1,4 +1,4 @@
-"""The image and what runs it: pinned, without root or tools, probed where routes are, given time to drain."""
+"""The image is pinned and runs without root; compose and Kubernetes files match the daemon."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ GRACE_SECONDS = Settings().services.shutdown_grace_seconds
 
 
 def pins(path: Path) -> dict[str, set[str]]:
-    """What a lock names, a version each, with the hashes of its files."""
+    """Return the pinned versions of a lock file with the hashes of their files."""
     entries = re.split(r"\n(?=\S)", path.read_text("utf-8"))
     return {
         re.split(r"[ ;\\]", entry)[0]: set(re.findall(r"--hash=(\S+)", entry))
@@ -40,18 +40,18 @@ def pins(path: Path) -> dict[str, set[str]]:
 
 
 def compose() -> Any:
-    """The services of the compose file."""
+    """Return the services of the compose file."""
     return yaml.safe_load((DEPLOY / "compose.yml").read_text("utf-8"))["services"]
 
 
 def kubernetes() -> dict[str, Any]:
-    """What the manifest specifies, by kind."""
+    """Return the specifications of the Kubernetes manifest, by kind."""
     documents = yaml.safe_load_all((DEPLOY / "kubernetes.yml").read_text("utf-8"))
     return {document["kind"]: document["spec"] for document in documents}
 
 
-def test_the_image_installs_what_was_tested() -> None:
-    """Each pin is one of the tests' lock, with its hashes; and no dependency is without one."""
+def test_image_installs_tested_versions() -> None:
+    """Each pin is in the lock of the tests, with the same hashes, and every dependency is pinned."""
     tested = pins(ROOT / "tests" / "requirements.lock")
     run, build = pins(DEPLOY / "requirements.lock"), pins(DEPLOY / "build.lock")
     for pin, hashes in (run | build).items():
@@ -66,8 +66,8 @@ def test_the_image_installs_what_was_tested() -> None:
         assert names <= {pin.partition("==")[0] for pin in pinned}
 
 
-def test_the_last_stage_runs_and_builds_nothing() -> None:
-    """Not root, by a number; no installer; SIGTERM ends it; what it copies is in the repository."""
+def test_last_stage_contains_no_build_tools() -> None:
+    """It runs as a numeric user without an installer, stops by SIGTERM, and copies existing files only."""
     *earlier, last = re.split(r"^FROM .*$", CONTAINERFILE, flags=re.MULTILINE)
     assert not re.search(r"\bpip\b|apt-get", last)
     assert re.search(r"^USER (\d+):\d+$", last, re.MULTILINE)
@@ -81,16 +81,16 @@ def test_the_last_stage_runs_and_builds_nothing() -> None:
             assert f"!{name}" in needed
 
 
-def test_what_is_set_are_settings() -> None:
-    """Every WEBHOOKD_ variable of compose and Kubernetes is one that the daemon reads."""
+def test_environment_variables_are_settings() -> None:
+    """The daemon knows every WEBHOOKD_ variable of the compose and Kubernetes files."""
     text = (DEPLOY / "compose.yml").read_text("utf-8") + (DEPLOY / "kubernetes.yml").read_text("utf-8")
     named = set(re.findall(r"\bWEBHOOKD_[A-Z_]+", text))
     assert named
     assert named <= VARIABLES
 
 
-def test_there_is_time_to_drain() -> None:
-    """Whoever stops it waits longer than it may take by default."""
+def test_stop_timeout_allows_drain() -> None:
+    """Compose and Kubernetes wait longer than the default drain."""
     assert int(compose()["webhookd"]["stop_grace_period"].removesuffix("s")) > GRACE_SECONDS
     pod = kubernetes()["Deployment"]["template"]["spec"]
     [container] = pod["containers"]
@@ -98,15 +98,15 @@ def test_there_is_time_to_drain() -> None:
     assert pod["terminationGracePeriodSeconds"] > GRACE_SECONDS + int(before)
 
 
-def test_kubernetes_restarts_only_what_a_restart_mends() -> None:
-    """Alive is /healthz, which does not ask the database; ready is /readyz."""
+def test_liveness_does_not_depend_on_database() -> None:
+    """Liveness uses /healthz, which needs no database; readiness uses /readyz."""
     [container] = kubernetes()["Deployment"]["template"]["spec"]["containers"]
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
-async def test_the_login_that_compose_makes(database: Database) -> None:
-    """Its script makes a login that may do what the daemon needs, and may be run again."""
+async def test_compose_creates_working_login(database: Database) -> None:
+    """The script creates a login with the rights of the daemon, and can run twice."""
     [command] = compose()["login"]["command"]
     name = f"{database.cluster.prefix}_compose"
     script = re.search(r"<<'SQL'\n(.*)^SQL$", textwrap.dedent(command), re.DOTALL | re.MULTILINE)
@@ -136,7 +136,7 @@ async def test_the_login_that_compose_makes(database: Database) -> None:
 
 
 def _installs(text: str) -> list[str]:
-    """The commands that install something, each on one line."""
+    """Return the commands that install packages, one per line."""
     return [
         part
         for part in re.split(r"&&|\n", text.replace("\\\n", " "))

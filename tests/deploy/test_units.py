@@ -1,4 +1,4 @@
-"""The units for systemd: hardened as measured, restarted for what may pass, in step with the settings."""
+"""The systemd units are hardened as measured, restart after temporary failures, and match the settings."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ UNITS = ("webhookd.service", "webhookd@.service")
 PROGRAM = "/opt/webhookd/bin/webhookd"
 HIGHEST_EXPOSURE = 2.0
 
-# With these systemd 252 measured an exposure of 1.1: to this a machine without systemd-analyze can hold them.
+# systemd 252 measured an exposure of 1.1 with these. A machine without systemd-analyze compares the list.
 MEASURED = {
     "AmbientCapabilities": [""],
     "CapabilityBoundingSet": [""],
@@ -48,25 +48,25 @@ MEASURED = {
 
 
 def directives(unit: str) -> dict[str, list[str]]:
-    """What a unit says, in all its sections; each as often as it says it."""
-    said: dict[str, list[str]] = {}
+    """Return the directives of a unit, in all sections; each with all its values."""
+    found: dict[str, list[str]] = {}
     for line in (SYSTEMD / unit).read_text("utf-8").splitlines():
         if "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
-            said.setdefault(name, []).append(value)
-    return said
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def analyze(*arguments: str) -> str:
-    """What systemd-analyze says, which must be content."""
+    """Run systemd-analyze, which must succeed, and return its output."""
     return content("systemd-analyze", *arguments, SYSTEMD_COLORS="0", LC_ALL="C.UTF-8")
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_hardened_as_it_was_measured(unit: str) -> None:
-    """Each directive that the exposure was measured with is there; where systemd is, it measures again."""
-    said = directives(unit)
-    assert {name: said.get(name) for name in MEASURED} == MEASURED
+def test_hardening_is_the_measured_one(unit: str) -> None:
+    """Each measured directive is present; with systemd-analyze installed, the exposure is measured again."""
+    found = directives(unit)
+    assert {name: found.get(name) for name in MEASURED} == MEASURED
     if shutil.which("systemd-analyze"):
         answer = analyze("security", "--offline=true", "--no-pager", str(SYSTEMD / unit))
         exposure = re.search(r"exposure level for .*: ([0-9.]+)", answer)
@@ -75,59 +75,59 @@ def test_hardened_as_it_was_measured(unit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_understands_it(unit: str, tmp_path: Path) -> None:
-    """No directive that systemd does not know, and no value that it does not take."""
+def test_systemd_accepts_unit(unit: str, tmp_path: Path) -> None:
+    """Systemd knows every directive and accepts every value."""
     if not shutil.which("systemd-analyze"):
         assert directives(unit)["Type"] == ["notify"]
         return
-    # An instance of the template; with a program that every machine has.
+    # An instance of the template, with a program that every machine has.
     copy = tmp_path / unit.replace("@", "@one")
     copy.write_text((SYSTEMD / unit).read_text("utf-8").replace(PROGRAM, "/bin/true"))
     assert analyze("verify", "--man=no", str(copy)).strip() == ""
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_what_it_promises_the_daemon_does(unit: str) -> None:
-    """Ready and reloads are told (tests/flow/test_systemd.py), the end has time, and the loop is watched."""
-    said = directives(unit)
-    assert said["Type"] == ["notify"]
-    assert said["NotifyAccess"] == ["main"]
-    assert said["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
-    assert int(said["WatchdogSec"][0]) > 0
-    # An embedded server must outlive the daemon, which needs it to report what was under way.
-    assert said["KillMode"] == ["mixed"]
-    assert int(said["TimeoutStopSec"][0]) > Settings().services.shutdown_grace_seconds
+def test_unit_matches_daemon_behaviour(unit: str) -> None:
+    """It uses notifications (tests/flow/test_systemd.py), a watchdog and a long enough stop timeout."""
+    found = directives(unit)
+    assert found["Type"] == ["notify"]
+    assert found["NotifyAccess"] == ["main"]
+    assert found["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert int(found["WatchdogSec"][0]) > 0
+    # The embedded server must outlive the daemon, which reports the results of open requests to it.
+    assert found["KillMode"] == ["mixed"]
+    assert int(found["TimeoutStopSec"][0]) > Settings().services.shutdown_grace_seconds
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_restarted_for_what_may_pass(unit: str) -> None:
-    """A database that is away is tried again for ever; what a person must mend is not tried again."""
-    said = directives(unit)
-    prevented = {int(code) for code in said["RestartPreventExitStatus"][0].split()}
-    assert said["Restart"] == ["on-failure"]
+def test_restart_only_after_temporary_failures(unit: str) -> None:
+    """An unavailable database leads to restarts for ever; a fault that a person must fix does not."""
+    found = directives(unit)
+    prevented = {int(code) for code in found["RestartPreventExitStatus"][0].split()}
+    assert found["Restart"] == ["on-failure"]
     assert DatabaseUnavailable.exit_code not in prevented
-    for mended_by_hand in (ConfigurationError, SchemaProblem, CannotListen):
-        assert mended_by_hand.exit_code in prevented
-    # As often as it starts again by itself, it never reaches the limit, at which systemd would give up.
-    starts = int(said["StartLimitIntervalSec"][0]) / int(said["RestartSec"][0])
-    assert starts < int(said["StartLimitBurst"][0])
+    for fixed_by_hand in (ConfigurationError, SchemaProblem, CannotListen):
+        assert fixed_by_hand.exit_code in prevented
+    # The restart interval never reaches the limit at which systemd would give up.
+    starts = int(found["StartLimitIntervalSec"][0]) / int(found["RestartSec"][0])
+    assert starts < int(found["StartLimitBurst"][0])
 
 
-def test_the_template_is_the_unit_for_a_name() -> None:
-    """They differ in what the instance's name decides, and in nothing else."""
+def test_template_differs_only_by_instance_name() -> None:
+    """Template and unit differ only in directives that contain the name of the instance."""
     unit, template = (directives(name) for name in UNITS)
     differing = {name for name in unit | template if unit.get(name) != template.get(name)}
     assert differing == {"Description", "ExecStart", "EnvironmentFile", "StateDirectory", "Environment"}
     assert template["ExecStart"] == [f"{PROGRAM} --config /etc/webhookd/%i.toml serve"]
     assert template["EnvironmentFile"] == ["-/etc/webhookd/webhookd.env", "-/etc/webhookd/%i.env"]
     assert unit["ExecStart"] == [f"{PROGRAM} serve"]
-    for said in (unit, template):
-        # The one folder it may write is the one it is told to use.
-        assert said["Environment"] == [f"WEBHOOKD_DATABASE_DATA_DIR=/var/lib/{said['StateDirectory'][0]}"]
+    for found in (unit, template):
+        # The only writable folder is the data folder.
+        assert found["Environment"] == [f"WEBHOOKD_DATABASE_DATA_DIR=/var/lib/{found['StateDirectory'][0]}"]
 
 
-def test_the_user_is_made() -> None:
-    """The user of the units is the one that sysusers makes, and that may read what tmpfiles guards."""
+def test_user_of_units_is_created() -> None:
+    """Sysusers creates the user of the units, and tmpfiles lets it read the configuration."""
     [user] = directives(UNITS[0])["User"]
     assert f"\nu {user} - " in (SYSTEMD / "sysusers.conf").read_text("utf-8")
     assert f"/etc/webhookd/*.toml 0640 root {user} " in (SYSTEMD / "tmpfiles.conf").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""A user at a shell: a command as a process, its exit code and what it wrote; or on a terminal."""
+"""Run `webhookd` commands as a user does: as a process with captured output, or on a terminal."""
 
 import asyncio
 import fcntl
@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, Self
 
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
 
-# None of the user's: neither where a daemon is, nor how a terminal looks.
+# Not inherited from the user who runs the tests: the address of a daemon, the look of a terminal.
 UNSET = ("WEBHOOKD_URL", "WEBHOOKD_TOKEN", "WEBHOOKD_CONFIG", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
 COLUMNS, LINES = 80, 50
 
 
 class Ran(NamedTuple):
-    """What became of a command."""
+    """The result of a command."""
 
     exit_code: int
     out: str
@@ -30,24 +30,24 @@ class Ran(NamedTuple):
 
     @property
     def rows(self) -> list[list[str]]:
-        """The lines of a table, in words."""
+        """Return the lines of a table, split into words."""
         return [line.split() for line in self.out.splitlines()]
 
     @property
     def documents(self) -> list[Any]:
-        """JSON, a document a line."""
+        """Return the JSON documents, one per line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def error(self) -> str:
-        """The one line of a refusal."""
+        """Return the error message, which must be one line."""
         [line] = self.err.splitlines()
         assert line.startswith("webhookd: "), line
         return line
 
 
 class Shell:
-    """Runs commands in a folder, with an environment that says where the daemon is."""
+    """Runs commands in a folder, with the address of the daemon in the environment."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self.folder = folder
@@ -55,21 +55,21 @@ class Shell:
         self._environment |= environment
 
     def having(self, **environment: str) -> "Shell":
-        """The same with more in its environment."""
+        """Return a shell with additional environment variables."""
         return Shell(self.folder, self._environment | environment)
 
     async def run(self, *words: str, given: bytes = b"") -> Ran:
-        """Run it to its end."""
+        """Run a command and return its result."""
         return await asyncio.to_thread(self._run, words, given)
 
     async def done(self, *words: str, given: bytes = b"") -> Ran:
-        """Run it to its end, which must be good."""
+        """Run a command that must succeed, and return its result."""
         ran = await self.run(*words, given=given)
         assert ran.exit_code == 0, ran
         return ran
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start it, with nothing to read."""
+        """Start a command with an empty standard input."""
         return subprocess.Popen(
             _command(words),
             cwd=self.folder,
@@ -80,7 +80,7 @@ class Shell:
         )
 
     def on_terminal(self, *words: str) -> "OnTerminal":
-        """Start it on a terminal of its own."""
+        """Start a command on a new terminal."""
         return OnTerminal(words, self.folder, self._environment | {"TERM": "xterm-256color"})
 
     def _run(self, words: tuple[str, ...], given: bytes) -> Ran:
@@ -97,7 +97,7 @@ class Shell:
 
 
 class OnTerminal:
-    """A command on a terminal of 80 columns, and what it has written there."""
+    """A command on a terminal of 80 columns, with its output."""
 
     def __init__(self, words: tuple[str, ...], folder: Path, environment: Mapping[str, str]) -> None:
         self._terminal, slave = pty.openpty()
@@ -120,7 +120,7 @@ class OnTerminal:
         os.close(self._terminal)
 
     async def shows(self, text: str) -> None:
-        """Wait until it has written this since the last time."""
+        """Wait until the command has written a text since the previous call."""
         async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
             while text not in self.written:
                 assert not self._ended, self.written
@@ -129,7 +129,7 @@ class OnTerminal:
         self.written = self.written.partition(text)[2]
 
     async def ended(self) -> int:
-        """Its exit code, when it has one; all that it wrote is in `written`."""
+        """Wait for the end of the command and return its exit code; `written` has the complete output."""
         async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
             while not self._ended or self._process.poll() is None:
                 self._read()
@@ -137,7 +137,7 @@ class OnTerminal:
         return self._process.returncode
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Send SIGINT, as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
     def _read(self) -> None:
@@ -146,7 +146,7 @@ class OnTerminal:
                 self.written += data.decode("utf-8", "replace").replace("\r\n", "\n")
         except BlockingIOError:
             return
-        except OSError:  # EIO: nobody has it open any more
+        except OSError:  # EIO: no process has the terminal open any more
             pass
         self._ended = True
 
