@@ -115,7 +115,7 @@ async def test_unreadable_payload_can_be_claimed(flow: Flow) -> None:
 
 
 async def test_load_is_bounded(flow: Flow) -> None:
-    """Payloads beyond the limit wait for the next load, except the first; reported attempts are not loaded."""
+    """Payloads beyond the limit wait for the next load, except the first. Reported attempts are skipped."""
     await flow.subscribe()
     large = '"' + "x" * (8 * 1024 * 1024 - 2) + '"'
     for _ in range(6):
