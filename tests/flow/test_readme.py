@@ -148,7 +148,7 @@ class Installation:
         return self.terminals.run(self.terminals.export(block))
 
     def set_up(self) -> None:
-        """Run the section's blocks in their order, and wait until the daemon is ready."""
+        """Run the section's blocks in their order, wait until the daemon is ready, and publish an event."""
         section = "Use your own PostgreSQL"
         (make_admin, make_logins), (migrate, serve) = (
             blocks(README, language, section) for language in ("sql", "sh")
@@ -160,6 +160,8 @@ class Installation:
         assert self.sh("\n".join([*before, ""]))
         self.terminals.start("serve", last)
         self.terminals.until(self.terminals.is_ready, "serve")
+        # Pages look at event 1.
+        self.sh("webhookd publish order.paid '{\"order\": 6}'")
 
 
 @pytest.fixture(scope="module")

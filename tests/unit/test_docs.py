@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from tests.support import reference
-from tests.support.pages import PAGES, README, ROOT, TRANSLATED, anchors, broken_links, fences
+from tests.support.pages import PAGES, README, ROOT, TRANSLATED, broken_links, fences
 from webhookd.core.settings import Scope, Settings
 
 TEST_COMMAND = "python3 tests/run.py\n"
@@ -66,9 +66,12 @@ def test_roles_and_scopes_are_documented() -> None:
     assert missing == []
 
 
-def test_changelog_is_in_the_sections_of_a_release() -> None:
-    """The changelog begins with what is not released yet."""
-    assert "unreleased" in anchors(ROOT / "CHANGELOG.md")
+def test_named_source_files_exist() -> None:
+    """docs/how-it-works.md names files and folders of the package as they are."""
+    text = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
+    named = re.findall(r"`(?:webhookd/)?((?:\w+/)+(?:\w+\.py)?)`", text)
+    assert named
+    assert [name for name in named if not (ROOT / "webhookd" / name).exists()] == []
 
 
 def _delay_seconds(failures: int) -> float:
