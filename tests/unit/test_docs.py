@@ -41,6 +41,14 @@ def test_readme_test_command_is_the_one_of_ci() -> None:
     assert (ROOT / ".ci" / "run").read_text().endswith(f"exec {TEST_COMMAND}")
 
 
+def test_make_targets_exist() -> None:
+    """Every `make` command of a page is a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text("utf-8"))}
+    assert named
+    assert named <= targets
+
+
 def test_retry_schedule_follows_from_the_defaults() -> None:
     """The table of docs/concepts.md shows each attempt of the default policy, and when it is given up."""
     text = (ROOT / "docs" / "concepts.md").read_text("utf-8")
@@ -69,7 +77,7 @@ def test_roles_and_scopes_are_documented() -> None:
 def test_named_source_files_exist() -> None:
     """docs/how-it-works.md names files and folders of the package as they are."""
     text = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
-    named = re.findall(r"`(?:webhookd/)?((?:\w+/)+(?:\w+\.py)?)`", text)
+    named = [name.removeprefix("webhookd/") for name in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text)]
     assert named
     assert [name for name in named if not (ROOT / "webhookd" / name).exists()] == []
 
