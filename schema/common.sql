@@ -1,7 +1,7 @@
 -- owner: webhookd_owner
--- Owns: the helper functions that deliveries and the job queue share. They touch no table.
+-- Owns: the helper functions that deliveries and the job queue share. They read and write no table.
 
--- Arguments are checked before anything is read: a refused call changes nothing.
+-- Functions check their arguments with this before they read anything, so a refused call changes nothing.
 create or replace function webhookd.require(condition boolean, complaint text) returns void
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
@@ -14,17 +14,18 @@ grant execute on function webhookd.require(boolean, text) to
     webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner, dead_letter_operator,
     subscription_admin, webhookd_jobs;
 
--- Before an answer that tells of an earlier commit. Writes a few bytes, so that this commit waits for a synchronous standby as
--- that one did: its wait may have been cancelled, and a call that writes nothing would acknowledge what only the primary has.
+-- Called before an answer that reports an earlier commit ("duplicate"). It writes a few bytes of WAL, so that this commit also
+-- waits for the synchronous standby. The wait of the earlier commit may have been cancelled, and a transaction that writes
+-- nothing would acknowledge data that only the primary has.
 create or replace function webhookd.wait_as_the_first() returns void
 language sql set search_path = pg_catalog, webhookd, pg_temp as $$
     select pg_logical_emit_message(true, 'webhookd', 'duplicate')
 $$;
 grant execute on function webhookd.wait_as_the_first() to webhookd_ingest, webhookd_jobs;
 
--- min(max_delay, max(retry_after, base · 2^(n-1) · (1 + jitter · u))), u in [0, 1) from saga and attempt alone:
--- the same saga waits the same time on every instance. sha256 and not md5, which a FIPS build refuses. The exponent is
--- clamped: from 2^62 on every base above a nanosecond is past any max_delay. In numeric, where no factor is too small:
+-- The delay before the next attempt: min(max_delay, max(retry_after, base · 2^(n-1) · (1 + jitter · u))). u is in [0, 1) and
+-- depends only on saga and attempt, so every instance computes the same delay. sha256, because a FIPS build refuses md5.
+-- The exponent is clamped at 62: there, every base above a nanosecond exceeds any max_delay. Computed in numeric, because
 -- a product of doubles that underflows is an error.
 create or replace function webhookd.backoff(
     saga_id bigint, attempt_count integer, base_delay_seconds double precision,
@@ -42,7 +43,8 @@ grant execute on function
     webhookd.backoff(bigint, integer, double precision, double precision, double precision, double precision)
     to saga_orchestrator, webhookd_jobs;
 
--- The forms that the tables' CHECKs ask for too. Here so that a call is refused in words, and before it changes anything.
+-- The same pattern as in the tables' CHECKs. A function that calls it refuses bad input with a readable message, before it
+-- changes anything.
 create or replace function webhookd.is_event_type(candidate text) returns boolean
 language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select coalesce(length(candidate) <= 100 and candidate ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$', false)

@@ -1,5 +1,5 @@
--- Owns: who may touch which table. The matrix of schema/README.md, applied whole whenever it changes; runs as the migrator.
--- Who may call a function stands beside the function.
+-- Owns: the privileges on tables (the matrix in schema/README.md). Applied as a whole when it changes; runs as the migrator.
+-- The privileges on a function are next to the function.
 
 revoke all on all tables in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
@@ -16,7 +16,7 @@ grant usage on schema webhookd to
     event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
     dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 
--- publish() has the rights of event_ingest_writer, and belongs to a role that is granted to nobody.
+-- publish() has the privileges of event_ingest_writer, but belongs to webhookd_ingest, which only the migrator is a member of.
 grant select, insert on webhookd.events to event_ingest_writer, webhookd_ingest;
 grant select on webhookd.subscriptions to event_ingest_writer;
 grant usage on sequence webhookd.events_id_seq to webhookd_ingest;

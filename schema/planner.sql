@@ -32,7 +32,7 @@ alter function webhookd.dead_letter_exhausted set jit = off set plan_cache_mode 
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 alter function webhookd.apply_results set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
-alter function webhookd.settle set jit = off set plan_cache_mode = force_generic_plan
+alter function webhookd.settle_results set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 alter function webhookd.claim_jobs set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;

@@ -1,5 +1,6 @@
--- Owns: the clean slate. Every right on our functions is taken back, from everybody but their owners, in the transaction
--- that gives them anew: CREATE OR REPLACE keeps old grants, and one taken out of a file must be gone from the database.
+-- Owns: the removal of old privileges. It revokes all privileges on our functions from all roles but the owners, in the
+-- transaction that grants them again: CREATE OR REPLACE keeps old grants, and a grant that was removed from a file must
+-- disappear from the database.
 
 do $$
 declare

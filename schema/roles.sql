@@ -1,16 +1,16 @@
--- Owns: the cluster's roles. Reads: who migrates. Hands on: roles that the migrations and functions can belong to.
+-- Owns: the roles, which belong to the cluster. Grants the owning roles to the login that migrates.
 --
--- Roles are cluster-wide while advisory locks are per database, so two databases migrated at once may both
--- try to make one: "already exists" is success. Runs in a transaction of its own, before the schema's, so that
--- the other database waits for these few statements and not for a whole migration.
+-- Advisory locks are per database, so two databases that are migrated at the same time may both try to create a role: "already
+-- exists" is success. Runs in a transaction of its own, before the migration, so that the other database waits only for these
+-- few statements.
 
 do $$
 declare
-    -- Own functions or tables, so nobody but the migrator may be a member: a member could change them.
+    -- These own tables or functions. Only the migrator may be a member, because a member could change them.
     owning constant text[] := array[
         'webhookd_owner', 'webhookd_ingest', 'router_worker', 'saga_orchestrator', 'job_worker',
         'lease_cleaner', 'dead_letter_operator', 'subscription_admin', 'webhookd_jobs'];
-    -- Own nothing: made to be granted to people, applications and the daemon's login.
+    -- These own nothing. They are granted to people, applications and the daemon's login.
     granted constant text[] := array['event_ingest_writer', 'webhookd_reader', 'workflow_admin', 'dot_executor', 'webhookd_app'];
     role_name text;
 begin
@@ -19,27 +19,27 @@ begin
             begin
                 execute format('create role %I nologin', role_name);
             exception when duplicate_object or unique_violation then
-                null;  -- another database's migration made it between our look and our try
+                null;  -- the migration of another database created it in between
             end;
         end if;
     end loop;
 
     foreach role_name in array owning loop
-        -- True for a superuser without any grant. From PostgreSQL 16 on, having made a role gives ADMIN on it
-        -- but neither its rights nor SET ROLE: the migrator grants it to itself.
+        -- Always true for a superuser. Since PostgreSQL 16 the creator of a role has ADMIN on it, but neither its privileges
+        -- nor SET ROLE, so the migrator grants the role to itself.
         if not pg_has_role(current_user, role_name, 'USAGE') then
             begin
                 execute format('grant %I to %I', role_name, current_user);
             exception
                 when unique_violation then
-                    null;  -- the same login migrates a second database at this moment
+                    null;  -- the same login migrates another database at the same time
                 when insufficient_privilege then
                     if not (select rolcreaterole from pg_roles where rolname = current_user) then
                         raise;
                     end if;
                     raise exception using
                         errcode = 'WH403',
-                        message = format('role "%s" was made by another login, and "%s" may not use it',
+                        message = format('role "%s" was created by another login, and "%s" cannot use it',
                                          role_name, current_user),
                         hint = format('As that login or a superuser: GRANT %s TO %I WITH ADMIN OPTION',
                                       array_to_string(owning || granted, ', '), current_user);
@@ -47,8 +47,8 @@ begin
         end if;
     end loop;
 
-    -- The daemon reads as webhookd_reader, which sees no signing secret; and its service `jobs` and its API move jobs as
-    -- workflow_admin does: what that may is decided once, for people and for the daemon.
+    -- The daemon reads with the privileges of webhookd_reader, which cannot see signing secrets, and uses the job queue with
+    -- those of workflow_admin, the same as people.
     foreach role_name in array '{webhookd_reader,workflow_admin}'::text[] loop
         if not pg_has_role('webhookd_app', role_name, 'USAGE') then
             begin

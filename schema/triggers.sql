@@ -1,13 +1,14 @@
--- Owns: what may change in a row, the tables' owner included, and which writes set what in motion. Runs as webhookd_owner.
--- Apart from the functions, because replacing a trigger locks its table against writers, and a function does not.
+-- Owns: the triggers. They say which changes of a row are allowed, also for the tables' owner, and what follows a write. Runs as
+-- webhookd_owner. Separate from the functions, because replacing a trigger locks its table and replacing a function does not.
 --
--- Conditions stand in the WHEN clauses: a legal change of a row costs no function call (measured: no time, 5 % more WAL at
--- most). What runs PL/pgSQL runs once a statement: an insert of events, sagas, jobs or dead letters; or it refuses.
--- They are short, and ask only for the columns that a statement names, because PostgreSQL reads the text of each condition
--- anew for each statement: 40 kB of them for a batch of results were a good part of a millisecond, also for a batch of one.
+-- The conditions are in the WHEN clauses, so an allowed change of a row calls no function (measured: no time, at most 5 % more
+-- WAL). A PL/pgSQL function runs once for each INSERT statement of events, sagas, jobs or dead letters, or to refuse a change.
+-- The conditions are short, and UPDATE OF limits them to the statements that name a column, because PostgreSQL parses the text
+-- of each condition again for each statement: 40 kB of text cost a good part of a millisecond for each batch of results, also
+-- for a batch of one. BEFORE triggers of a table run in the order of their names: saga_final and attempt_final come first.
 
 -- events, dead letters: append only -----------------------------------------------------------------------------
--- By triggers and not by taking rights from the owner, as whom foreign keys lock the rows they refer to.
+-- Triggers instead of revoked privileges of the owner: foreign key checks lock the referenced rows as the owner.
 
 create or replace trigger events_immutable before update or delete or truncate on webhookd.events
     for each statement execute function webhookd.refuse_change();
@@ -21,21 +22,21 @@ create or replace trigger events_enqueue after insert on webhookd.events
 
 -- subscriptions ---------------------------------------------------------------------------------------------------
 
-create or replace trigger subscription_address before update on webhookd.subscriptions
+create or replace trigger subscription_url_changed before update on webhookd.subscriptions
     for each row when (old.callback_url is distinct from new.callback_url)
-    execute function webhookd.distrust_new_address();
+    execute function webhookd.clear_verified();
 
-create or replace trigger subscription_born after insert on webhookd.subscriptions
-    for each row execute function webhookd.log_subscription();
+create or replace trigger subscription_created after insert on webhookd.subscriptions
+    for each row execute function webhookd.log_subscription_change();
 create or replace trigger subscription_changed after update on webhookd.subscriptions
     for each row when ((old.event_type, old.callback_url, old.active, old.verified)
                        is distinct from (new.event_type, new.callback_url, new.active, new.verified))
-    execute function webhookd.log_subscription();
+    execute function webhookd.log_subscription_change();
 
 
 -- sagas -----------------------------------------------------------------------------------------------------------
 
-create or replace trigger saga_birth before insert on webhookd.webhook_delivery_sagas
+create or replace trigger saga_created before insert on webhookd.webhook_delivery_sagas
     for each row when (new.status <> 'Pending' or new.attempt_count <> 0 or new.final_error_code is not null)
     execute function webhookd.refuse_transition('saga');
 
@@ -43,9 +44,9 @@ create or replace trigger saga_of_event_and_subscription after insert on webhook
     referencing new table as new_sagas for each statement execute function webhookd.require_event_and_subscription();
 
 create or replace trigger saga_of_jobs after delete on webhookd.webhook_delivery_sagas
-    referencing old table as old_sagas for each statement execute function webhookd.refuse_jobs_left();
+    referencing old table as old_sagas for each statement execute function webhookd.refuse_delete_with_jobs();
 
-create or replace trigger saga_frozen before update on webhookd.webhook_delivery_sagas
+create or replace trigger saga_final before update on webhookd.webhook_delivery_sagas
     for each row when (old.status in ('Completed', 'DeadLettered'))
     execute function webhookd.refuse_change('saga');
 
@@ -56,15 +57,15 @@ create or replace trigger saga_identity before update of id, event_id, subscript
             is distinct from (new.id, new.event_id, new.subscription_id, new.dead_letter_id, new.created_at))
     execute function webhookd.refuse_transition('saga');
 
--- A result counts one attempt, and nothing else does. The due time changes with a retry, later than the last, or by an
--- operator (see saga_rescheduled); the error with a failure.
+-- Only a result adds an attempt. The due time changes with a retry, to a later time, or by an operator (see saga_rescheduled);
+-- the error code changes with a failure.
 create or replace trigger saga_transition before update on webhookd.webhook_delivery_sagas
     for each row when (not (
         case old.status
             when 'Pending' then new.status in ('Pending', 'InProgress')
             when 'PendingRetry' then new.status in ('PendingRetry', 'InProgress', 'DeadLettered')
             when 'InProgress' then new.status in ('Completed', 'PendingRetry', 'DeadLettered')
-            else false  -- saga_frozen has refused it
+            else false  -- saga_final has already refused it
         end
         and new.attempt_count = old.attempt_count + (old.status = 'InProgress')::integer
         and (new.next_attempt_at = old.next_attempt_at or new.status = old.status
@@ -78,8 +79,8 @@ create or replace trigger saga_rescheduled before update on webhookd.webhook_del
     for each row when (old.status = new.status and old.next_attempt_at <> new.next_attempt_at)
     execute function webhookd.refuse_past_attempt();
 
-drop trigger if exists saga_buried on webhookd.webhook_delivery_sagas;  -- a constraint trigger cannot be replaced
-create constraint trigger saga_buried after update on webhookd.webhook_delivery_sagas
+drop trigger if exists saga_has_dead_letter on webhookd.webhook_delivery_sagas;  -- a constraint trigger cannot be replaced
+create constraint trigger saga_has_dead_letter after update on webhookd.webhook_delivery_sagas
     deferrable initially deferred
     for each row when (new.status = 'DeadLettered')
     execute function webhookd.require_dead_letter();
@@ -87,36 +88,36 @@ create constraint trigger saga_buried after update on webhookd.webhook_delivery_
 
 -- jobs ------------------------------------------------------------------------------------------------------------
 
-create or replace trigger job_birth before insert on webhookd.webhook_delivery_jobs
+create or replace trigger attempt_created before insert on webhookd.webhook_delivery_jobs
     for each row when (new.status <> 'Pending' or new.lease_resets <> 0 or new.result_applied_at is not null)
     execute function webhookd.refuse_transition('job');
 
-create or replace trigger job_of_saga_in_progress after insert on webhookd.webhook_delivery_jobs
+create or replace trigger attempt_of_saga_in_progress after insert on webhookd.webhook_delivery_jobs
     referencing new table as new_jobs for each statement execute function webhookd.require_saga_in_progress();
 
--- A finished job takes one stamp, result_applied_at, once, and no statement that names anything else.
-create or replace trigger job_frozen before update of
+-- Of a finished job only result_applied_at can be set, once, by a statement that names no other column.
+create or replace trigger attempt_final before update of
     id, saga_id, subscription_id, status, lease_until, attempt_at, response_status, error_code, worker_id, lease_token,
     lease_resets, created_at, finished_at, duration_ms, retry_after_seconds, response_excerpt
     on webhookd.webhook_delivery_jobs
     for each row when (old.status in ('Completed', 'Failed'))
     execute function webhookd.refuse_change('job');
 
-create or replace trigger job_stamped before update of result_applied_at on webhookd.webhook_delivery_jobs
+create or replace trigger attempt_result_applied_once before update of result_applied_at on webhookd.webhook_delivery_jobs
     for each row when (
         old.status in ('Completed', 'Failed') and (old.result_applied_at is not null or new.result_applied_at is null))
     execute function webhookd.refuse_change('job');
 
-create or replace trigger job_identity before update of id, saga_id, subscription_id, attempt_at, created_at
+create or replace trigger attempt_identity before update of id, saga_id, subscription_id, attempt_at, created_at
     on webhookd.webhook_delivery_jobs
     for each row when (
         (old.id, old.saga_id, old.subscription_id, old.attempt_at, old.created_at)
             is distinct from (new.id, new.saga_id, new.subscription_id, new.attempt_at, new.created_at))
     execute function webhookd.refuse_transition('job');
 
--- A lease that goes on keeps its token: it may be made longer or end early. One that ends by a report does too, or has none
--- any more where the reaper gave it up. Only a lease that was taken back counts as reset.
-create or replace trigger job_transition before update of status, lease_until, worker_id, lease_token, lease_resets
+-- While a lease lasts, it keeps its token, and its end may be moved. A reported job keeps the token; a job that the reaper fails
+-- loses it. lease_resets grows by one when a lease is taken back, and only then.
+create or replace trigger attempt_transition before update of status, lease_until, worker_id, lease_token, lease_resets
     on webhookd.webhook_delivery_jobs
     for each row when (
         old.status in ('Pending', 'Leased') and not (
@@ -129,8 +130,8 @@ create or replace trigger job_transition before update of status, lease_until, w
                           or (new.lease_token is null and new.status <> 'Leased'))))))
     execute function webhookd.refuse_transition('job');
 
--- Who reports does not apply.
-create or replace trigger job_reported before update of result_applied_at on webhookd.webhook_delivery_jobs
+-- A report does not apply the result.
+create or replace trigger attempt_reported_unapplied before update of result_applied_at on webhookd.webhook_delivery_jobs
     for each row when (
         old.status in ('Pending', 'Leased') and new.status in ('Completed', 'Failed') and new.result_applied_at is not null)
     execute function webhookd.refuse_transition('job');
@@ -138,8 +139,8 @@ create or replace trigger job_reported before update of result_applied_at on web
 
 -- dead letters ----------------------------------------------------------------------------------------------------
 
-create or replace trigger dead_letter_true after insert on webhookd.dead_letters
-    referencing new table as new_dead_letters for each statement execute function webhookd.require_true_snapshot();
+create or replace trigger dead_letter_matches_saga after insert on webhookd.dead_letters
+    referencing new table as new_dead_letters for each statement execute function webhookd.require_matching_snapshot();
 
 
 -- the job substrate -----------------------------------------------------------------------------------------------

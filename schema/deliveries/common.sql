@@ -1,15 +1,15 @@
 -- owner: webhookd_owner
--- Owns: the helper functions that several stages of the deliveries share. They touch no table.
+-- Owns: the helper functions that several stages of the deliveries share. They read and write no table.
 
--- Whether an error is a row's own fault, so that the others of its batch should go on without it. Not: a conflict with
--- another transaction (40), the server's resources, locks, shutdown or disk (53, 55, 57, 58).
-create or replace function webhookd.is_of_one_row(state text) returns boolean
+-- Whether a single row caused an error, so that the rest of the batch can continue without that row. False for conflicts
+-- with other transactions (40) and for the server's resources, locks, shutdown and disk (53, 55, 57, 58).
+create or replace function webhookd.is_row_error(state text) returns boolean
 language sql immutable set search_path = pg_catalog, webhookd, pg_temp as $$
     select left(state, 2) <> all('{40,53,55,57,58}')
 $$;
-grant execute on function webhookd.is_of_one_row(text) to saga_orchestrator, job_worker;
+grant execute on function webhookd.is_row_error(text) to saga_orchestrator, job_worker;
 
--- The forms that the tables' CHECKs ask for too. Here so that a call is refused in words, and before it changes anything.
+-- The same patterns as in the tables' CHECKs, for readable messages.
 create or replace function webhookd.is_callback_url(candidate text) returns boolean
 language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select coalesce(length(candidate) <= 500
@@ -23,7 +23,7 @@ language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_
 $$;
 grant execute on function webhookd.is_callback_url(text), webhookd.is_secret(text) to subscription_admin;
 
--- What signs now, newest first.
+-- The secrets that sign now, newest first.
 create or replace function webhookd.live_secrets(of webhookd.subscription_secrets) returns text[]
 language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
     select (of).secret || array(

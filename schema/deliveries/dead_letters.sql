@@ -1,7 +1,7 @@
 -- owner: dead_letter_operator
--- Owns: dead letters, and the new saga that one may become. Never touches the old saga, a job, or a subscription.
+-- Owns: dead letters and requeueing, which creates a new saga. Never changes the old saga, a job or a subscription.
 
--- Called by the orchestrator in the transaction that moves the sagas to DeadLettered; triggers check both sides.
+-- Writes the dead letters of sagas that the orchestrator moves to DeadLettered in the same transaction; triggers check both.
 create or replace function webhookd.bury(saga_ids bigint[])
 returns table (dead_letter_id bigint, saga_id bigint, correlation_id text)
 language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -17,8 +17,8 @@ language sql security definer set search_path = pg_catalog, webhookd, pg_temp as
 $$;
 grant execute on function webhookd.bury(bigint[]) to saga_orchestrator;
 
--- A brand-new saga for the same pair. Once a dead letter, however often and however concurrently it is asked for:
--- later callers get the saga that exists (`created` false).
+-- Creates a new saga for the same event and subscription, at most once for each dead letter. Later and concurrent calls return
+-- the existing saga (`created` is false).
 create or replace function webhookd.requeue_dead_letter(dead_letter_id bigint)
 returns table (saga_id bigint, subscription_id bigint, created boolean)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -39,7 +39,7 @@ begin
         raise exception using
             errcode = 'WH412',
             message = format('subscription %s is not active and verified', letter.subscription_id),
-            hint = 'Activate and verify it first: a new saga would only wait.';
+            hint = 'Activate and verify it first: until then a new delivery would only wait.';
     end if;
 
     subscription_id := letter.subscription_id;
@@ -52,7 +52,7 @@ begin
         returning s.id into saga_id;
         created := found;
     end if;
-    if saga_id is null then  -- lost the race: the insert waited for the winner's commit, and this snapshot sees it
+    if saga_id is null then  -- a concurrent call was faster: the insert waited for its commit, and this snapshot sees it
         select s.id into saga_id from webhook_delivery_sagas s where s.dead_letter_id = letter.id;
     end if;
     return next;
@@ -60,15 +60,14 @@ end
 $$;
 grant execute on function webhookd.requeue_dead_letter(bigint) to webhookd_app;
 
--- One keyset batch of a bulk requeue, oldest first; null means "any". Call again with `last_id` until `matched` is
--- less than the batch. `skipped`: requeued before, or the subscription is not active and verified. A dry run only counts.
+-- Requeues one batch of the dead letters that match the filter, oldest first; a null filter matches all. Call it again with
+-- `last_id` until `matched` is less than the batch size. `skipped` counts dead letters that were requeued before or whose
+-- subscription is not active and verified. A dry run only counts.
 --
--- A batch is a piece of one index, read in its order, however far apart the matches are: idx_dead_failed,
--- idx_dead_subscription, idx_dead_error or idx_dead_subscription_error. It begins after the place of `after_id`, a letter
--- that never changes, by a row comparison, which no other index can serve: with `subscription_id = 7` the planner may walk
--- a year of all subscriptions' letters to meet that one's. It ends where the rows are no longer asked for, and that is
--- looked at outside of the LIMIT: a scan does not stop at the end that a row comparison gives it, but where the first
--- column changes.
+-- A batch is a range of one index, read in its order: idx_dead_failed, idx_dead_subscription, idx_dead_error or
+-- idx_dead_subscription_error. The range starts after the dead letter `after_id`, by a row comparison, which no other index can
+-- serve: with `subscription_id = 7` the planner may walk through a year of dead letters of all subscriptions. The end of the
+-- range is checked outside of the LIMIT: with an upper row comparison, the scan would end only where the first column changes.
 create or replace function webhookd.requeue_dead_letters(
     only_subscription_id bigint, only_error_code text, failed_after timestamptz, failed_before timestamptz,
     after_id bigint, batch_size integer, dry_run boolean)

@@ -1,18 +1,18 @@
 -- owner: job_worker
--- Owns: leases and reports. A worker takes jobs, sends, and tells what happened; what that means is the orchestrator's.
+-- Owns: leases and reports. A worker claims jobs, sends them and reports the results, which the orchestrator applies.
 
--- Lease up to `wanted` jobs, oldest first, for one worker: of one subscription never more than its free slots there
--- (`subscription_slots` less what `busy_*` says is in flight), one in the whole cluster while its endpoint keeps
--- failing, none while it is held. Payloads are fetched by load_deliveries, in a statement of their own: a claim that
--- returned megabytes would block in the send before its commit.
+-- Leases up to `wanted` jobs, oldest first, for a worker. Of each subscription at most the worker's free slots
+-- (`subscription_slots` minus the requests in flight that `busy_*` names), one job in the whole cluster while its endpoint keeps
+-- failing, and none while it is held. load_deliveries returns the payloads in a second statement: a claim that returned
+-- megabytes would block while sending them, before its commit.
 --
--- Candidates come from idx_job_status_lease: the order names lease_until, which is null in every one of them, because with
--- `order by id` alone the planner walks the primary key and its history. (A sketch of this took 1.7 ms for 100 with twenty
--- saturated subscriptions ahead.) No more than wanted, for each is locked, which is written to the WAL: where some of them
--- had no slot left, ask again, and those subscriptions are full.
--- `resume_from`, the oldest job that was Pending and not held, taken or not, is the next call's `first_job_id`: a hint that
--- spares the dead and held rows in front of it. Pass 0 once every poll interval, for a job that was reset, released,
--- resumed or committed late lies behind it.
+-- The candidates come from idx_job_status_lease. The order contains lease_until, which is null for all of them, because with
+-- `order by id` alone the planner walks through the primary key and the history. (A prototype took 1.7 ms for 100 jobs behind
+-- twenty full subscriptions.) It reads no more than `wanted` candidates, because each is locked, which writes WAL: if some of
+-- them had no free slot, call again, with those subscriptions full.
+-- `resume_from` is the oldest job that was Pending and not held, leased now or not. Pass it as the next `first_job_id`: a hint
+-- to skip dead and held rows. Pass 0 once every poll interval, because a job that was reset, released, resumed or committed late
+-- has a smaller id.
 create or replace function webhookd.claim_jobs(
     worker_id text, wanted integer, lease_seconds double precision, subscription_slots integer,
     busy_subscription_ids bigint[] default '{}', busy_slots integer[] default '{}', first_job_id bigint default 0)
@@ -34,7 +34,7 @@ begin
     perform require(lease_seconds > 0 and lease_seconds <= 86400, 'lease_seconds must be above 0 and at most 86400');
     perform require(subscription_slots > 0, 'subscription_slots must be at least 1');
     perform require(cardinality(busy_subscription_ids) = cardinality(busy_slots),
-                    'one number of busy slots for each busy subscription');
+                    'busy_slots must have one element for each of busy_subscription_ids');
     perform require((select count(distinct b.id) = count(*) from unnest(busy_subscription_ids) as b (id)),
                     'busy_subscription_ids must be distinct and not null');
     perform require(first_job_id is not null, 'first_job_id must not be null');
@@ -65,8 +65,9 @@ begin
         return;
     end if;
 
-    -- A probe is one request in the cluster. Whoever locks the subscription's oldest active job, the same for all, may
-    -- look again, in a snapshot after the lock, whether one is out. (No advisory lock: any login could take and keep it.)
+    -- A failing endpoint gets one request at a time in the whole cluster. The worker that locks the subscription's oldest active
+    -- job checks again, in a snapshot after the lock, that no request is in flight. Not an advisory lock, because any login
+    -- could take and keep it.
     if failing_ids <> '{}' then
         probe_ids := array(
             select j.subscription_id from webhook_delivery_jobs j
@@ -81,7 +82,7 @@ begin
                                                  and (l.status = 'Leased') is true));
     end if;
 
-    -- Address and right to deliver are read in one snapshot, so nothing goes to an address changed a moment ago.
+    -- The address and `active and verified` are read in one snapshot, so no request goes to an address that was just changed.
     return query
     with ranked as (
         select c.id, c.subscription_id, row_number() over (partition by c.subscription_id order by c.id) as place
@@ -109,27 +110,27 @@ grant execute on function webhookd.claim_jobs(text, integer, double precision, i
     to webhookd_app;
 
 
--- What to send for jobs just claimed, and with which secrets to sign it, newest first. A job whose lease was lost
--- meanwhile is left out; so are those, but for the first, with which the payloads would pass 32 MiB: release them.
--- `small_only` is for the statement that claims: payloads of at most 2 kB as they are stored, which none is read from elsewhere
--- for, and 64 kB in all. So many fit into a socket; with more the claim would wait for its reader, before its commit.
+-- Returns the payload, headers and signing secrets (newest first) of claimed jobs. Jobs that lost their lease are left out, and
+-- so are jobs, except the first, whose payload would exceed 32 MiB in total: release those.
+-- `small_only` is for use in the claiming statement: only payloads of at most 2 kB as stored (not in TOAST), and 64 kB in total.
+-- That fits into a socket buffer; with more, the claim would wait for its reader before its commit.
 create or replace function webhookd.load_deliveries(job_ids bigint[], lease_tokens uuid[], small_only boolean default false)
 returns table (job_id bigint, event_type text, payload text, correlation_id text, secrets text[], headers jsonb)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 begin
-    perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
+    perform require(cardinality(job_ids) = cardinality(lease_tokens), 'lease_tokens must have one element for each job');
     perform require(small_only is not null, 'small_only must not be null');
 
     begin
         return query
         select d.id, d.event_type, d.payload, d.correlation_id, d.secrets, d.headers
         from (select j.id, e.event_type::text, e.payload::text, e.correlation_id::text, c.headers,
-                     -- A call for each row is dear, and while no secret is rotated the answer is known.
+                     -- Without previous secrets no function call is needed, which is expensive for each row.
                      case when c.previous_secrets = '{}' then array[c.secret] else live_secrets(c) end as secrets,
                      sum(octet_length(e.payload::text)) over (order by j.id) as running, min(j.id) over () as first_id
               from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
-              -- OFFSET keeps it a look by the key, also by a plan from when the table was empty.
+              -- `offset 0` keeps the lookup by key, also with a plan from when the table was empty.
               cross join lateral (
                   select k.id, k.saga_id, k.subscription_id from webhook_delivery_jobs k
                   where k.id = g.job_id and k.lease_token = g.lease_token and k.status <> all('{Completed,Failed}') offset 0) j
@@ -138,8 +139,8 @@ begin
               join subscription_secrets c on c.subscription_id = j.subscription_id) d
         where d.running <= case when small_only then 65536 else 33554432 end or (d.id = d.first_id and not small_only);
     exception when others then
-        -- A row that cannot be read is no reason to claim nothing: whoever loads it by itself finds out which.
-        if not small_only or not is_of_one_row(sqlstate) then
+        -- An unreadable row must not stop the claim: loading the jobs one by one finds it.
+        if not small_only or not is_row_error(sqlstate) then
             raise;
         end if;
     end;
@@ -148,18 +149,17 @@ $$;
 grant execute on function webhookd.load_deliveries(bigint[], uuid[], boolean) to webhookd_app;
 
 
--- What happened. The token decides, not the clock: an expired lease that was not reset yet is still the holder's.
--- A verdict for each: `accepted`; `duplicate`, the same report again; `stale`, the lease is gone; `unknown`, no such job.
--- Only the first changes anything.
+-- Stores the results of attempts and returns a verdict for each: `accepted`; `duplicate`, the same report again; `stale`, the
+-- lease is lost; `unknown`, no such job. Only `accepted` changes anything. The token decides, not the clock: an expired lease
+-- that is not reset yet still belongs to its holder.
 --
--- Total on purpose: an answer that could not be stored would be delivered again for ever. A 2xx without error code
--- completes; all else fails, with a code made up where none was given; what is too long is cut.
+-- Every result can be stored: otherwise the delivery would be repeated for ever. A 2xx status without an error code completes
+-- the job. Everything else fails it; a missing error code is filled in, and long values are cut.
 --
--- The row is found by its primary key. Neither `status = 'Leased'` nor `finished_at is null` is asked, because the planner
--- then walks an index of what is active (500 blocks become 5,000); a leased job is one that has this token and is not over.
--- That its id is one of those given says nothing new, but by a plan from when the table was empty every job was read. What
--- is read by their ids and what was given are then hashed, never looped over: with statistics of a quiet time the planner expects
--- one of them, and compared each of 500 with each (67 ms instead of 9, PostgreSQL 15).
+-- The rows are found by the primary key. The condition is neither `status = 'Leased'` nor `finished_at is null`, because the
+-- planner would then walk an index of active jobs (5,000 blocks instead of 500); a job with this token that is not finished is
+-- leased. `j.id = any(job_ids)` is redundant, but without it a plan from when the table was empty read every job. planner.sql
+-- explains why nested loops are off.
 create or replace function webhookd.report_results(
     job_ids bigint[], lease_tokens uuid[], response_statuses integer[], error_codes text[], durations_ms integer[],
     retry_after_seconds double precision[], response_excerpts bytea[])
@@ -173,7 +173,7 @@ begin
     perform require(size > 0 and size = cardinality(lease_tokens) and size = cardinality(response_statuses)
                     and size = cardinality(error_codes) and size = cardinality(durations_ms)
                     and size = cardinality(report_results.retry_after_seconds) and size = cardinality(response_excerpts),
-                    'one of each for each job, and at least one job');
+                    'the arrays must have one element for each job, and at least one');
     perform require((select count(distinct g.id) = count(*) from unnest(job_ids) as g (id)),
                     'job_ids must be distinct and not null');
     perform require(array_position(lease_tokens, null) is null, 'lease_tokens must not be null');
@@ -183,7 +183,7 @@ begin
         from unnest(job_ids, lease_tokens, response_statuses, error_codes, durations_ms,
                     report_results.retry_after_seconds, response_excerpts)
             as g (job_id, lease_token, response_status, error_code, duration_ms, retry_after, response_excerpt)
-        order by g.job_id  -- so that the same report sent again in another order waits, and cannot deadlock
+        order by g.job_id  -- so that a repeated report in another order cannot deadlock
     ), accepted as (
         update webhook_delivery_jobs j
         set status = case when g.delivered then 'Completed' else 'Failed' end::job_status,
@@ -206,7 +206,7 @@ begin
         return query select g.job_id, 'accepted'::report_verdict from unnest(job_ids) as g (job_id);
         return;
     end if;
-    -- A later snapshot: it sees the reset or the report that the update waited for.
+    -- A new snapshot, which sees the reset or the report that the update waited for.
     return query
     select g.job_id, case when g.job_id = any(accepted_ids) then 'accepted'
                           when j.id is null then 'unknown'
@@ -221,11 +221,11 @@ grant execute on function webhookd.report_results(
     bigint[], uuid[], integer[], text[], integer[], double precision[], bytea[]) to webhookd_app;
 
 
--- Unstarted jobs handed back by their holder, as at a shutdown: not counted as resets. Returns those that were its own.
+-- Returns unstarted jobs to the queue, for example at a shutdown; this is not a lease reset. Returns the ids of the released jobs.
 create or replace function webhookd.release_jobs(job_ids bigint[], lease_tokens uuid[]) returns setof bigint
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    perform require(cardinality(job_ids) = cardinality(lease_tokens), 'one lease token for each job');
+    perform require(cardinality(job_ids) = cardinality(lease_tokens), 'lease_tokens must have one element for each job');
     return query
     update webhook_delivery_jobs j
     set status = 'Pending', lease_until = null, lease_token = null, worker_id = null

@@ -1,15 +1,15 @@
 -- owner: webhookd_owner
--- Owns: what triggers do: refuse what may not change, whoever asks, and set in motion what follows a write. Which change
--- calls which of them is in triggers.sql.
+-- Owns: the trigger functions of the deliveries. They refuse forbidden changes for every role, and do what must follow a
+-- write. triggers.sql says which change calls which function.
 
 create or replace function webhookd.refuse_change() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if tg_level = 'STATEMENT' then
-        raise exception using errcode = 'WH410', message = format('%s are immutable: no %s', tg_table_name, tg_op);
+        raise exception using errcode = 'WH410', message = format('%s on %s is not allowed', tg_op, tg_table_name);
     end if;
     raise exception using
-        errcode = 'WH410', message = format('%s %s is %s and can never change', tg_argv[0], old.id, old.status);
+        errcode = 'WH410', message = format('%s %s is %s and cannot change any more', tg_argv[0], old.id, old.status);
 end
 $$;
 
@@ -18,45 +18,46 @@ language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if tg_op = 'INSERT' then
         raise exception using
-            errcode = 'WH411', message = format('a %s is born Pending, without attempts, lease or result', tg_argv[0]);
+            errcode = 'WH411', message = format('a new %s must be Pending, without attempts, lease or result', tg_argv[0]);
     end if;
     raise exception using
         errcode = 'WH411',
-        message = format('%s %s may not go from %s to %s like this', tg_argv[0], old.id, old.status, new.status),
-        hint = 'The edges, and what each may change, are drawn in schema/README.md.';
+        message = format('%s %s cannot go from %s to %s with these changes', tg_argv[0], old.id, old.status, new.status),
+        hint = 'schema/README.md lists the allowed transitions and what each may change.';
 end
 $$;
 
 -- events ----------------------------------------------------------------------------------------------------------
 
--- Whoever inserts, the queue row is in the same commit. Not ENABLE ALWAYS: a restored dump is not routed again.
+-- Every insert into events adds its queue row in the same commit. The trigger is not ENABLE ALWAYS, so restoring a dump does
+-- not route the events again.
 --
--- Id and time are the database's, also where an application inserts by itself, and GENERATED ALWAYS does not see to it: an id
--- ahead of the sequence would make the next publishers fail, and one out of range would stop routing for all.
+-- Id and time come from the database, also for an application's own INSERT. GENERATED ALWAYS does not ensure that (OVERRIDING
+-- SYSTEM VALUE): an id ahead of the sequence would make later publishers fail, and an id out of range would stop routing.
 --
--- The wake-up is throttled by session, because NOTIFY takes a cluster-wide lock at commit (19,000 single-row
--- commits a second became 3,700): who hears one goes on looking for 60 ms. Through a shared row it would
--- serialise every application that publishes. A transaction that stays open after its session's last wake-up is
--- found by polling. The mark is undone with its transaction, as is the NOTIFY. A session that uses PREPARE TRANSACTION,
--- which PostgreSQL refuses after a NOTIFY, says SET webhookd.woken_at = 'infinity' and is found by polling.
+-- Each session sends at most one NOTIFY every 50 ms, because NOTIFY takes a cluster-wide lock at commit (19,000 single-row
+-- commits a second became 3,700). After a NOTIFY, the router checks again for 60 ms. A throttle in a shared row would serialise
+-- all applications that publish. Polling finds a transaction that commits later. The time of the last NOTIFY is in the setting
+-- webhookd.woken_at, which a rollback restores, as it discards the NOTIFY. PostgreSQL refuses PREPARE TRANSACTION after a
+-- NOTIFY: a session that uses it runs SET webhookd.woken_at = 'infinity', and polling finds its events.
 create or replace function webhookd.enqueue_events() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
-    -- Seconds, not a timestamp's text: that is read by the DateStyle of the day.
+    -- As seconds: a timestamp's text depends on DateStyle.
     woken_text constant text := current_setting('webhookd.woken_at', true);
     woken_at constant double precision := case when woken_text ~ '^([0-9.]+|infinity)$' then woken_text else '-infinity' end;
     present constant double precision := extract(epoch from clock_timestamp());
 begin
-    if not exists (select from new_events) then  -- a statement that found only duplicates, say: nobody is woken for it
+    if not exists (select from new_events) then  -- for example only duplicates: no wake-up
         return null;
     end if;
     if exists (select from new_events n
                where n.id not between 1 and (select q.last_value from events_id_seq q) or n.created_at <> now())
     then
-        raise exception using errcode = 'WH400', message = 'an event gets its id and its time from the database';
+        raise exception using errcode = 'WH400', message = 'id and created_at of an event must be those that the database assigns';
     end if;
     insert into event_routing_queue (event_id) select id from new_events;
-    -- A mark ahead of the clock means that the clock was set back.
+    -- A last time after `present` means that the clock was set back.
     if woken_at not between present - 0.05 and present and woken_at <> 'infinity' then
         perform pg_notify('webhookd_events', '');
         perform set_config('webhookd.woken_at', present::text, false);
@@ -67,7 +68,7 @@ $$;
 
 -- subscriptions ---------------------------------------------------------------------------------------------------
 
-create or replace function webhookd.distrust_new_address() returns trigger
+create or replace function webhookd.clear_verified() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     new.verified := false;
@@ -75,7 +76,7 @@ begin
 end
 $$;
 
-create or replace function webhookd.log_subscription() returns trigger
+create or replace function webhookd.log_subscription_change() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     insert into subscription_changes (subscription_id, event_type, callback_url, active, verified)
@@ -86,9 +87,9 @@ $$;
 
 -- sagas -----------------------------------------------------------------------------------------------------------
 
--- What foreign keys would hold, at a look for a statement and not a lock for each row: a saga is of an event and of a
--- subscription that are there, which never go (events are immutable, and a subscription's change log refers to it); and
--- one that has jobs stays.
+-- These two functions replace foreign keys, with one check for each statement instead of a lock for each row. A saga needs an
+-- existing event and an existing subscription, which cannot be deleted (events are append-only, and the change log refers to
+-- the subscription). A saga that has jobs cannot be deleted.
 create or replace function webhookd.require_event_and_subscription() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
@@ -96,13 +97,13 @@ begin
         or exists (select from (select distinct n.subscription_id from new_sagas n) n
                    where not exists (select from subscriptions u where u.id = n.subscription_id))
     then
-        raise exception using errcode = 'WH411', message = 'a saga is of an event and of a subscription that exist';
+        raise exception using errcode = 'WH411', message = 'the event and the subscription of a saga must exist';
     end if;
     return null;
 end
 $$;
 
-create or replace function webhookd.refuse_jobs_left() returns trigger
+create or replace function webhookd.refuse_delete_with_jobs() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if exists (select from old_sagas o join webhook_delivery_jobs j on j.saga_id = o.id) then
@@ -112,19 +113,19 @@ begin
 end
 $$;
 
--- A due time at or before an earlier attempt's would give the next job that attempt's key: it could never start.
+-- A due time at or before an earlier attempt's would give the next job the key of that attempt, so the saga could never start.
 create or replace function webhookd.refuse_past_attempt() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if exists (select from webhook_delivery_jobs j where j.saga_id = new.id and j.attempt_at >= new.next_attempt_at) then
         raise exception using
-            errcode = 'WH411', message = format('saga %s had an attempt at or after %s', new.id, new.next_attempt_at);
+            errcode = 'WH411', message = format('saga %s already had an attempt at or after %s', new.id, new.next_attempt_at);
     end if;
     return new;
 end
 $$;
 
--- Looked at when the transaction commits: a DeadLettered saga and its dead letter appear together or not at all.
+-- Checked at commit: a DeadLettered saga and its dead letter become visible together or not at all.
 create or replace function webhookd.require_dead_letter() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
@@ -137,8 +138,9 @@ $$;
 
 -- jobs ------------------------------------------------------------------------------------------------------------
 
--- A job is made for a saga that is InProgress when the statement ends, for its subscription, for its due time. A saga that
--- another is moving at this moment needs no lock: its attempt has a job already, and uniq_job_saga_attempt refuses this one.
+-- When the statement ends, the saga of a new job must be InProgress and have the job's subscription and due time. No lock is
+-- needed for a saga that another transaction changes at the same time: that attempt already has a job, and
+-- uniq_job_saga_attempt refuses this one.
 create or replace function webhookd.require_saga_in_progress() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
@@ -148,7 +150,7 @@ begin
             is distinct from ('InProgress'::saga_status, n.subscription_id, n.attempt_at))
     then
         raise exception using
-            errcode = 'WH411', message = 'a job is made only for a saga InProgress, with its subscription and due time';
+            errcode = 'WH411', message = 'the saga of a new job must be InProgress, with the same subscription and due time';
     end if;
     return null;
 end
@@ -156,12 +158,12 @@ $$;
 
 -- dead letters ----------------------------------------------------------------------------------------------------
 
-create or replace function webhookd.require_true_snapshot() returns trigger
+create or replace function webhookd.require_matching_snapshot() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if exists (
         select from new_dead_letters d
-        -- IS TRUE: found by its key, and not among all that ever were DeadLettered.
+        -- `is true`: by the primary key, not by an index of all DeadLettered sagas.
         left join webhook_delivery_sagas s on s.id = d.saga_id and (s.status = 'DeadLettered') is true
         left join events e on e.id = d.event_id
         where (s.event_id, s.subscription_id, s.final_error_code, e.payload::text)
@@ -169,7 +171,7 @@ begin
     then
         raise exception using
             errcode = 'WH411',
-            message = 'a dead letter is made of a DeadLettered saga, with its pair, its error and the event''s payload';
+            message = 'a dead letter must match its DeadLettered saga: event, subscription, error code, and the event''s payload';
     end if;
     return null;
 end

@@ -1,9 +1,9 @@
 -- owner: webhookd_ingest
--- Owns: how an event becomes a row of events. Hands on: ids; the queue row and the wake-up come from a trigger.
+-- Owns: publishing events. Returns their ids; a trigger adds the routing queue row and the wake-up.
 
--- Many events in one commit, all or nothing; answers in the order given. A key that was used for the same type and
--- payload text gives the first event's id; for other content the whole call is refused (WH409). A key of a
--- transaction still open: waits for its end, no longer than lock_timeout.
+-- Publishes many events in one statement, all or nothing, and returns a row for each in the same order. An idempotency key
+-- that was used before with the same type and payload text returns the first event's id; with other content the whole call is
+-- refused (WH409). If the key belongs to an open transaction, the call waits for its end, but not longer than lock_timeout.
 create or replace function webhookd.publish_many(
     event_types text[], payloads json[], idempotency_keys text[], correlation_ids text[])
 returns table (id bigint, created_at timestamptz, duplicate boolean)
@@ -19,8 +19,8 @@ declare
 begin
     perform require(size > 0 and size = cardinality(payloads)
                     and size = cardinality(idempotency_keys) and size = cardinality(correlation_ids),
-                    'one event type, payload, idempotency key and correlation id for each event, and at least one event');
-    -- One look at each event for all that is asked of it: five were a seventh of a lone event's time.
+                    'the arrays must have one element for each event, and at least one');
+    -- One pass checks everything: five passes took a seventh of the time of publishing a single event.
     select w.complaint into complaint
     from unnest(event_types, payloads, idempotency_keys, correlation_ids) as g (event_type, payload, idempotency_key, correlation_id)
     cross join lateral (select case
@@ -32,21 +32,21 @@ begin
         when length(g.idempotency_key) not between 1 and 255 or g.idempotency_key !~ '^[^[:cntrl:]]+$'
             then 'idempotency_key must be 1 to 255 characters, none of them a control character'
         when length(g.correlation_id) > 255 or g.correlation_id !~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$'
-            then 'correlation_id must be 1 to 255 visible ASCII characters: it travels in a header'
+            then 'correlation_id must be 1 to 255 visible ASCII characters, because it is sent in a header'
         end as complaint) w
     where w.complaint is not null limit 1;
     perform require(complaint is null, complaint);
 
-    -- Ids are taken first, because RETURNING does not say which of the given rows it speaks of.
+    -- Ids are taken first, because RETURNING does not say which argument a row belongs to.
     new_ids := array(select nextval('events_id_seq') from generate_series(1, size));
 
     if cardinality(array_remove(idempotency_keys, null)) = 0 then
-        -- No keys at all: an ON CONFLICT would write each row twice to the WAL, to be able to take it back.
+        -- Without any key no ON CONFLICT is needed, which would write each row twice to the WAL.
         insert into events (id, event_type, payload, correlation_id) overriding system value
         select g.id, g.event_type, g.payload, g.correlation_id
         from unnest(new_ids, event_types, payloads, correlation_ids) as g (id, event_type, payload, correlation_id);
     else
-        -- In the order of the keys: two batches that share keys then wait for each other, and cannot deadlock.
+        -- In the order of the keys, so that two batches that share keys cannot deadlock.
         insert into events (id, event_type, payload, idempotency_key, correlation_id) overriding system value
         select g.id, g.event_type, g.payload, g.idempotency_key, g.correlation_id
         from unnest(new_ids, event_types, payloads, idempotency_keys, correlation_ids)
@@ -60,8 +60,8 @@ begin
         return;
     end if;
 
-    -- A statement of its own: its snapshot sees the row that the insert waited for. OFFSET keeps it a look by the key: by a plan
-    -- from when there were no events each key was compared with all of them.
+    -- A new statement: its snapshot sees the row that the insert waited for. `offset 0` keeps the lookup by key: a plan from when
+    -- the table was empty compared each key with all events.
     select g.idempotency_key, e.id into conflicting_key, conflicting_id
     from unnest(new_ids, event_types, payloads, idempotency_keys) as g (id, event_type, payload, idempotency_key)
     cross join lateral (
@@ -86,7 +86,7 @@ end
 $$;
 grant execute on function webhookd.publish_many(text[], json[], text[], text[]) to event_ingest_writer, webhookd_app;
 
--- One event, inside whatever transaction the application has open: committed with it, gone with it.
+-- Publishes one event as part of the application's transaction: it commits or rolls back with it.
 create or replace function webhookd.publish(
     event_type text, payload json, idempotency_key text default null, correlation_id text default null)
 returns bigint

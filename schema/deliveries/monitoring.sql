@@ -1,18 +1,18 @@
 -- owner: webhookd_owner
--- Owns: what is waiting, for the gauges. Reads with its caller's rights and changes nothing.
+-- Owns: the backlog of each stage, for the metrics. Reads with the caller's privileges and changes nothing.
 
--- For each stage how much waits for it, counted up to `counted_up_to` and no further, and since when the oldest does. Never
--- a table scan: each count walks the partial index of what still lives, whatever the history, and stops at the bound. The
--- orders are the indexes': counted without, the planner walks any index whose predicate fits.
+-- Returns for each stage the number of waiting rows, counted up to `counted_up_to`, and the time of the oldest. It never scans
+-- a table: each count walks a partial index of unfinished rows, independent of the history, and stops at the bound. Each query
+-- has the order of its index: without it, the planner may walk any index whose predicate fits.
 --
--- routing        events not routed yet
--- orchestration  sagas due, of subscriptions that are active and verified
+-- routing        events that are not routed yet
+-- orchestration  due sagas of subscriptions that are active and verified
 -- retry          sagas that wait for a later time
--- held           sagas due whose subscription is not: they wait for an operator, not for a stage
--- delivery       jobs to be claimed; their subscriptions may be delivered to
--- in_flight      jobs leased; the oldest by the end of its lease, so in the past where one is lost
--- results        results not applied yet
--- failing        endpoints that keep failing and are probed
+-- held           due sagas of other subscriptions: they wait for an operator, not for a stage
+-- delivery       jobs that can be claimed, of subscriptions that are active and verified
+-- in_flight      leased jobs; the oldest is the earliest end of a lease, in the past if the lease has expired
+-- results        results that are not applied yet
+-- failing        endpoints that keep failing and get one request at a time
 create or replace function webhookd.backlog(counted_up_to integer)
 returns table (stage text, waiting bigint, oldest_at timestamptz)
 language plpgsql stable set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -25,7 +25,7 @@ begin
     select 'routing', (select count(*) from (select from event_routing_queue q limit counted_up_to) w),
            (select e.created_at from events e where e.id = (select min(q.event_id) from event_routing_queue q));
 
-    -- One step of a loose scan a subscription, as in due_subscriptions.
+    -- A loose index scan, one step for each subscription, as in due_subscriptions.
     return query
     with recursive waiting (id, place) as (
         select 0::bigint, 0

@@ -1,11 +1,11 @@
 -- owner: saga_orchestrator
--- Owns: every change of a saga. Sends nothing, leases nothing, never looks into a payload.
--- Reads results that workers reported; hands on jobs, transitions, and hints for the caller's ring of subscriptions.
+-- Owns: every change of a saga. Reads the results that workers reported; creates jobs; returns the transitions and the hints
+-- with which the caller takes turns among the subscriptions. Sends nothing, leases nothing, reads no payload.
 
--- The next `max_subscriptions` that have waiting sagas, in the order of their ids, and since when something of theirs is due:
--- null where nothing is, or where they are held (inactive or unverified) and their sagas wait. A loose scan of
--- idx_saga_subscription_due, one step a subscription. Page on with the last id; a page that is not full is the last.
--- Without sorts, because with statistics from a quiet time the planner would sort all that waits at each step.
+-- Returns the next `max_subscriptions` subscriptions with waiting sagas, in the order of their ids, and the oldest due time of
+-- each: null if no saga is due or if the subscription is held (inactive or not verified). A loose scan of
+-- idx_saga_subscription_due, one step for each subscription. For the next page pass the last id; a page that is not full is
+-- the last.
 create or replace function webhookd.due_subscriptions(after_subscription_id bigint, max_subscriptions integer)
 returns table (subscription_id bigint, oldest_due_at timestamptz)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -35,9 +35,9 @@ $$;
 grant execute on function webhookd.due_subscriptions(bigint, integer) to webhookd_app;
 
 
--- Waiting sagas that have used up their attempts, moved to DeadLettered with their dead letters. Internal: the callers
--- hold the rows and have decided. One that cannot be moved comes back with a `problem`, and the others are moved.
-create or replace function webhookd.dead_letter_waiting(saga_ids bigint[]) returns setof webhookd.saga_transition
+-- Moves waiting sagas without attempts left to DeadLettered, with their dead letters. Internal: the callers have locked and
+-- chosen the rows. A saga that cannot be moved is returned with a `problem`; the others are moved.
+create or replace function webhookd.dead_letter_sagas(saga_ids bigint[]) returns setof webhookd.saga_transition
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     one_id bigint;
@@ -48,7 +48,7 @@ begin
            s.final_error_code::text, b.dead_letter_id, b.correlation_id, null::text
     from bury(saga_ids) b join webhook_delivery_sagas s on s.id = b.saga_id;
 exception when others then
-    if not is_of_one_row(sqlstate) then
+    if not is_row_error(sqlstate) then
         raise;
     elsif cardinality(saga_ids) = 1 then
         return query
@@ -57,24 +57,24 @@ exception when others then
         from webhook_delivery_sagas s where s.id = saga_ids[1];
     else
         foreach one_id in array saga_ids loop
-            return query select * from dead_letter_waiting(array[one_id]);
+            return query select * from dead_letter_sagas(array[one_id]);
         end loop;
     end if;
 end
 $$;
 
 
--- Make jobs for due sagas: for each subscription named at most its quota, and never more active jobs than the window
--- (one, while its endpoint keeps failing). Goes round the subscriptions it is given instead of down one queue; a sketch of
--- this took 10, 16 and 14 ms a tick of 500 with 200,000 due of one, 5,000 with 40 each, and 500,000 of one beside 10,000,
--- where a scan over all subscriptions took 11, 49 and 99.
+-- Creates jobs for due sagas: for each given subscription at most its quota, and never more active jobs than the window (one
+-- job while the endpoint keeps failing). It takes turns among the given subscriptions instead of working down one queue. A
+-- prototype took 10, 16 and 14 ms for 500 jobs with 200,000 due sagas of one subscription, 40 each of 5,000 subscriptions, and
+-- 500,000 of one beside 10,000 others, where a scan over all subscriptions took 11, 49 and 99 ms.
 --
--- Invariant: active jobs of a subscription <= its window, whoever ticks. One orchestrator at a time (another gets no
--- rows, not a wait), and the turn is taken in a statement before the count: a snapshot older than the lock would not
--- see what its last holder started.
+-- Invariant: the active jobs of a subscription never exceed its window, whichever instance calls. Only one orchestrator runs at
+-- a time; another gets no rows and does not wait. orchestration_turn is locked in a statement before the count, because a
+-- snapshot from before the lock would not see the jobs that the previous holder created.
 --
--- A waiting saga that has reached the limit is dead-lettered instead, when it falls due (a reload sweeps at once).
--- Marks are hints that spare dead rows in front: pass back the next ones, and null every poll interval.
+-- A due saga that has reached the attempt limit is dead-lettered instead (after a reload, dead_letter_exhausted does it at once).
+-- Marks are hints to skip dead rows at the front of an index: pass back the returned marks, and null once every poll interval.
 -- Served by idx_job_subscription_active (count) and idx_saga_subscription_due (due).
 create or replace function webhookd.start_due_sagas(
     subscription_ids bigint[], quotas integer[], saga_marks timestamptz[], job_marks bigint[],
@@ -82,8 +82,8 @@ create or replace function webhookd.start_due_sagas(
 returns table (
     subscription_id bigint,
     started integer,
-    active integer,                     -- jobs now, those started included
-    drained boolean,                    -- had less than there was room for: nothing more is due, or it is held
+    active integer,                     -- active jobs, including the started ones
+    drained boolean,                    -- fewer sagas than room: no more are due, or it is held
     dead_lettered webhookd.saga_transition[],
     next_saga_mark timestamptz,
     next_job_mark bigint)
@@ -95,7 +95,7 @@ begin
     perform require(cardinality(subscription_ids) > 0 and cardinality(subscription_ids) = cardinality(quotas)
                     and cardinality(subscription_ids) = cardinality(saga_marks)
                     and cardinality(subscription_ids) = cardinality(job_marks),
-                    'one quota, saga mark and job mark for each subscription, and at least one subscription');
+                    'the arrays must have one element for each subscription, and at least one');
     perform require((select count(distinct u.id) = count(*) from unnest(subscription_ids) as u (id)),
                     'subscription_ids must be distinct and not null');
     perform require((select bool_and(q >= 0) and count(q) = count(*) from unnest(quotas) q), 'quotas must be 0 or more');
@@ -129,16 +129,16 @@ begin
                     and s.next_attempt_at <= now() and s.next_attempt_at >= coalesce(w.saga_mark, '-infinity')
                 order by s.next_attempt_at, s.id limit w.room for update skip locked) s
         ), made as (
-            -- In turns, so that a claim, which goes by id, goes round the subscriptions too. A saga whose attempt has a job
-            -- already, which should not be, is left where it is and stops nobody else. Asked, and not left to ON CONFLICT,
-            -- which writes each row twice to the WAL: nobody else makes jobs while we have the turn.
+            -- In turns, so that claims, which go by id, also take turns among the subscriptions. A saga whose attempt already
+            -- has a job (which should never happen) is skipped and does not stop the others. NOT EXISTS instead of ON CONFLICT,
+            -- which writes each row twice to the WAL: nothing else creates jobs while this transaction has the turn.
             insert into webhook_delivery_jobs (saga_id, subscription_id, attempt_at)
             select d.id, d.subscription_id, d.next_attempt_at from due d
             where d.attempt_count < d.attempt_limit and not exists (
                 select from webhook_delivery_jobs j
                 where j.saga_id = d.id and (j.finished_at is null or j.attempt_at = d.next_attempt_at)
-                -- Keeps it from becoming a join: by a plan from when the table was empty, which an autovacuum has yet to
-                -- correct, that one compared every job with every saga (450 µs a delivery after 10,000, and growing).
+                -- `offset 0` prevents a join: a plan from when the table was empty compared every job with every saga until
+                -- the next autovacuum (450 µs a delivery after 10,000, and growing).
                 offset 0)
             order by row_number() over (partition by d.subscription_id order by d.next_attempt_at, d.id), d.subscription_id
             returning saga_id, subscription_id
@@ -164,7 +164,7 @@ begin
         active := outcome.active;
         drained := outcome.drained;
         dead_lettered := case when outcome.exhausted is null then '{}'
-                              else array(select t from dead_letter_waiting(outcome.exhausted) t) end;
+                              else array(select t from dead_letter_sagas(outcome.exhausted) t) end;
         next_saga_mark := outcome.next_saga_mark;
         next_job_mark := outcome.next_job_mark;
         return next;
@@ -175,9 +175,9 @@ grant execute on function webhookd.start_due_sagas(bigint[], integer[], timestam
     to webhookd_app;
 
 
--- The sweep after a reload that lowered the limit: every waiting saga that has reached it, held ones included, in keyset
--- batches of `batch_size` rows looked at, each its own call and commit. Start with 0, go on with `last_saga_id` until it
--- is null. A row that another has locked is left: it is being started, and its result meets the new limit.
+-- The sweep after a reload that lowered the attempt limit: dead-letters every waiting saga that has reached it, also of held
+-- subscriptions. Each call reads `batch_size` rows and is a transaction of its own. Start with 0 and pass `last_saga_id` until
+-- it is null. A locked row is skipped: it is being started, and its result will be compared with the new limit.
 -- Served by idx_saga_status.
 create or replace function webhookd.dead_letter_exhausted(after_saga_id bigint, batch_size integer, max_attempts integer)
 returns table (last_saga_id bigint, dead_lettered webhookd.saga_transition[])
@@ -197,20 +197,20 @@ begin
         select l.id from looked_at l join subscriptions u on u.id = l.subscription_id
         where l.attempt_count >= coalesce(u.max_attempts, dead_letter_exhausted.max_attempts)
     ), locked as materialized (
-        -- Asked again under the lock, for a row may have moved on since it was looked at.
+        -- The status is checked again under the lock, because it may have changed in between.
         select s.id from webhook_delivery_sagas s
         where s.id = any(array(select r.id from reached r)) and (s.status = 'PendingRetry') is true for update skip locked
     )
     select (select max(l.id) from looked_at l), array(select k.id from locked k) into last_saga_id, exhausted;
-    dead_lettered := case when exhausted = '{}' then '{}' else array(select t from dead_letter_waiting(exhausted) t) end;
+    dead_lettered := case when exhausted = '{}' then '{}' else array(select t from dead_letter_sagas(exhausted) t) end;
     return next;
 end
 $$;
 grant execute on function webhookd.dead_letter_exhausted(bigint, integer, integer) to webhookd_app;
 
 
--- Results to transitions, for jobs whose rows the caller has locked. Internal, see apply_results.
-create or replace function webhookd.settle(
+-- Applies the results of jobs that the caller has locked. Internal, see apply_results.
+create or replace function webhookd.settle_results(
     job_ids bigint[], max_attempts integer, base_delay_seconds double precision, max_delay_seconds double precision,
     jitter double precision, failing_after integer)
 returns setof webhookd.saga_transition
@@ -221,14 +221,14 @@ declare
 begin
     with decided as materialized (
         select j.id as job_id, j.saga_id, j.error_code, j.attempt_at, j.retry_after_seconds, s.attempt_count + 1 as attempt_count,
-               coalesce(u.base_delay_seconds, settle.base_delay_seconds) as base_delay_seconds,
+               coalesce(u.base_delay_seconds, settle_results.base_delay_seconds) as base_delay_seconds,
                case when j.status = 'Completed' then 'Completed'
-                    when s.attempt_count + 1 >= coalesce(u.max_attempts, settle.max_attempts) then 'DeadLettered'
+                    when s.attempt_count + 1 >= coalesce(u.max_attempts, settle_results.max_attempts) then 'DeadLettered'
                     else 'PendingRetry' end::saga_status as status
         from webhook_delivery_jobs j
-        -- OFFSET keeps each a look by the key: with statistics from a quiet time the planner would walk every saga InProgress
-        -- (20,000 blocks instead of 500), by a plan from when the table was empty every saga there is, and where it knows of
-        -- one subscription and there are fifty by now, the whole batch for each of them.
+        -- `offset 0` keeps each lookup by key. Otherwise the planner walks through all sagas InProgress (20,000 blocks instead
+        -- of 500) with statistics from a quiet time, through all sagas with a plan from when the table was empty, and through
+        -- the whole batch for each subscription if it expects one subscription and there are fifty.
         cross join lateral (
             select k.attempt_count, k.subscription_id from webhook_delivery_sagas k
             where k.id = j.saga_id and k.status = 'InProgress' offset 0) s
@@ -240,9 +240,9 @@ begin
         set status = d.status,
             attempt_count = d.attempt_count,
             final_error_code = coalesce(d.error_code, s.final_error_code),
-            -- Later than this attempt's key, also with a delay of nothing or a clock set back.
+            -- Always later than this attempt, also with a delay of 0 or after the clock was set back.
             next_attempt_at = case when d.status = 'PendingRetry' then greatest(
-                now() + backoff(s.id, d.attempt_count, d.base_delay_seconds, settle.max_delay_seconds, settle.jitter,
+                now() + backoff(s.id, d.attempt_count, d.base_delay_seconds, settle_results.max_delay_seconds, settle_results.jitter,
                                 d.retry_after_seconds),
                 d.attempt_at + interval '1 microsecond')
                 else s.next_attempt_at end,
@@ -257,8 +257,8 @@ begin
                          c.error_code, null, null, null)::saga_transition)
     into moved from changed c;
 
-    -- One statement, in the order of the key, so that two orchestrators cannot deadlock on it. A worker's death or our own
-    -- fault says nothing about the endpoint. Within a batch the results count in the order of their jobs.
+    -- One statement, in the order of the key, so that two orchestrators cannot deadlock. LEASE_EXPIRED and INTERNAL are ignored:
+    -- they say nothing about the endpoint. Within a batch, results count in the order of their jobs.
     insert into endpoint_health as h (subscription_id, consecutive_failures, failing_since, last_error_code, last_failure_at,
                                       last_recovery_at)
     select r.subscription_id, r.failures, case when r.failures >= failing_after then now() end, r.last_error_code,
@@ -303,7 +303,7 @@ begin
     if cardinality(moved) is distinct from cardinality(job_ids) then
         return query
         select s.id, s.subscription_id, s.event_id, j.id, null::saga_status, s.attempt_count, s.next_attempt_at,
-               j.error_code::text, null::bigint, null::text, format('its saga is %s, not InProgress', s.status)
+               j.error_code::text, null::bigint, null::text, format('the saga is %s, not InProgress', s.status)
         from webhook_delivery_jobs j join webhook_delivery_sagas s on s.id = j.saga_id
         where j.id = any(job_ids) and j.result_applied_at is null;
     end if;
@@ -311,16 +311,16 @@ end
 $$;
 
 
--- Apply reported results: each once (the stamp is in the same transaction), success or failure adding one attempt. The
--- policy is the caller's, a subscription's own settings come before it.
+-- Applies reported results to their sagas, each result once (result_applied_at is set in the same transaction). Success and
+-- failure both add an attempt. The retry policy comes from the caller; a subscription's own settings have precedence.
 --
--- One bad row harms nothing but itself: if the batch is refused, its members are tried one by one, and one that cannot
--- be applied comes back with a `problem` and no status. The caller logs it, counts it, and passes its id in
--- `excluded_job_ids` until the next poll interval, so that it is not in the way.
+-- A bad row does not stop the batch: if the batch fails, its jobs are applied one by one, and a job that cannot be applied is
+-- returned with a `problem` and without a status. The caller logs and counts it, and passes its id in `excluded_job_ids` until
+-- the next poll interval.
 --
--- `reported_job_ids` are results the caller knows of: found by the primary key, so that it passes over nothing under a held
--- snapshot and waits behind nobody. Null looks for any, oldest first, by idx_job_unapplied: once every poll interval, for
--- those that other instances reported.
+-- `reported_job_ids` are results that the caller knows of. They are found by the primary key, so dead rows under an open
+-- snapshot cost nothing. Null finds all results, oldest first, by idx_job_unapplied: once every poll interval, for the results
+-- that other instances reported.
 create or replace function webhookd.apply_results(
     batch_size integer, max_attempts integer, base_delay_seconds double precision, max_delay_seconds double precision,
     jitter double precision, failing_after integer, reported_job_ids bigint[] default null,
@@ -338,7 +338,7 @@ begin
     perform require(jitter between 0 and 1, 'jitter must be 0 to 1');
     perform require(failing_after > 0, 'failing_after must be at least 1');
     perform require(excluded_job_ids is not null and array_position(excluded_job_ids, null) is null,
-                    'excluded_job_ids must not be null, nor any of them');
+                    'excluded_job_ids must not be null or contain null');
 
     if reported_job_ids is null then
         job_ids := array(
@@ -357,23 +357,23 @@ begin
     end if;
 
     begin
-        return query select * from settle(
+        return query select * from settle_results(
             job_ids, max_attempts, base_delay_seconds, max_delay_seconds, jitter, failing_after);
         return;
     exception when others then
-        if not is_of_one_row(sqlstate) then
+        if not is_row_error(sqlstate) then
             raise;
-        end if;  -- one of them is refused: which?
+        end if;  -- a row of the batch is bad: find it below
     end;
-    -- By subscription, as their health is locked: two orchestrators at this cannot deadlock.
+    -- In the order of the endpoint_health rows that this locks, so that two orchestrators cannot deadlock.
     foreach one_id in array array(
         select j.id from webhook_delivery_jobs j where j.id = any(job_ids) order by j.subscription_id, j.id)
     loop
         begin
-            return query select * from settle(
+            return query select * from settle_results(
                 array[one_id], max_attempts, base_delay_seconds, max_delay_seconds, jitter, failing_after);
         exception when others then
-            if not is_of_one_row(sqlstate) then
+            if not is_row_error(sqlstate) then
                 raise;
             end if;
             return query

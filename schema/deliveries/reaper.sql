@@ -1,8 +1,9 @@
 -- owner: lease_cleaner
--- Owns: leases whose time is over. A job goes back to Pending without its token, so that its late holder is refused.
+-- Owns: expired leases. The job becomes Pending again and loses its token, so that a late report of the old holder is refused.
 
--- The expiry after `max_lease_resets` resets ends the job instead: it may be what kills its workers. The saga then counts
--- an attempt. Returns what was, for the log. Served by idx_job_status_lease; `first_lease_until` is a low-water mark.
+-- After `max_lease_resets` resets, the next expiry fails the job (LEASE_EXPIRED), because the job itself may crash its workers;
+-- the saga then counts an attempt. Returns the old leases, for the log. Served by idx_job_status_lease; `first_lease_until` is a
+-- low-water mark.
 create or replace function webhookd.reset_expired_leases(
     batch_size integer, max_lease_resets integer, first_lease_until timestamptz default '-infinity')
 returns table (job_id bigint, saga_id bigint, subscription_id bigint, worker_id text, lease_until timestamptz,

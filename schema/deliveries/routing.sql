@@ -1,12 +1,12 @@
 -- owner: router_worker
--- Owns: event → sagas. Takes ids from the routing queue, in the transaction that makes their sagas.
+-- Owns: routing. Takes events from the routing queue and creates their sagas, in one transaction.
 
--- A subscription counts if it is active and verified in this statement's snapshot; an event that matches nothing just
--- leaves the queue. Served by the queue's primary key, the primary key of events and idx_sub_event_type.
--- Stops before the event with which the batch would pass `max_sagas`, so that a wide fan-out does not make one long
--- transaction of many events; a single event is routed whole, whatever its fan-out.
--- `first_event_id` is a low-water mark, a hint that spares the dead rows in front under a held snapshot: pass back
--- `next_event_id`, and 0 once every poll interval, for a late commit may lie behind it.
+-- Routes up to `batch_size` events, oldest first, to the subscriptions that are active and verified in the statement's
+-- snapshot. An event without a matching subscription only leaves the queue. The batch ends before the event that would exceed
+-- `max_sagas`, so that a wide fan-out does not make a long transaction; a single event is always routed completely.
+-- Served by the queue's primary key, the primary key of events and idx_sub_event_type.
+-- `first_event_id` is a low-water mark: it skips dead rows at the front of the queue that an open snapshot keeps. Pass the
+-- returned `next_event_id`, and 0 once every poll interval, because a transaction that commits late has smaller ids.
 create or replace function webhookd.route_events(
     batch_size integer, first_event_id bigint default 0, max_sagas integer default 10000)
 returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint, more boolean)
@@ -23,7 +23,7 @@ begin
         select q.event_id from event_routing_queue q where q.event_id >= first_event_id
         order by q.event_id limit batch_size for update skip locked
     ), typed as materialized (
-        -- OFFSET keeps it a look by the key: without statistics the planner read every event there is, for each batch.
+        -- `offset 0` keeps the lookup by key: without statistics the planner read all events for each batch.
         select l.event_id, e.event_type
         from locked l cross join lateral (select k.event_type from events k where k.id = l.event_id offset 0) e
     ), fan_out as materialized (
@@ -40,7 +40,7 @@ begin
         insert into webhook_delivery_sagas (event_id, subscription_id)
         select t.event_id, s.id
         from taken t join subscriptions s on s.event_type = t.event_type and s.active and s.verified
-        order by t.event_id, s.id  -- sagas of one time are started in the order of their ids
+        order by t.event_id, s.id  -- sagas with the same due time start in the order of their ids
         on conflict (event_id, subscription_id) where dead_letter_id is null do nothing
         returning subscription_id
     ), done as (

@@ -1,13 +1,13 @@
 -- owner: subscription_admin
--- Owns: subscriptions, their secrets and headers, their verification. Configuration only: nothing here touches a saga.
+-- Owns: subscriptions, their secrets, headers and verification. Nothing here reads or changes a saga.
 
 create or replace function webhookd.new_secret() returns text
 language sql volatile set search_path = pg_catalog, webhookd, pg_temp as $$
-    -- 244 bits from the server's strong random source, without an extension.
+    -- 244 bits of the server's strong random source; needs no extension.
     select 'whsec_' || encode(sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())), 'base64')
 $$;
 
--- Asked before the row is written, so that a refusal says what is wrong with which field. The table asks again.
+-- Checks the fields before the row is written, so that an error names the field. The table's CHECKs hold as well.
 create or replace function webhookd.check_subscription(
     event_type text, callback_url text, max_attempts integer, base_delay_seconds double precision, headers jsonb,
     description text)
@@ -25,12 +25,12 @@ begin
                         select from jsonb_each(headers) h
                         where jsonb_typeof(h.value) <> 'string' or h.key !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
                             or h.value #>> '{}' !~ '^[\x20-\x7e]*$' or length(h.value #>> '{}') > 4096) end,
-                    'headers must be an object of strings, with names and values that may stand in a header');
+                    'headers must be a JSON object of strings with valid header names and values');
     perform require(description is null or length(description) <= 500, 'description must be at most 500 characters');
 end
 $$;
 
--- NO KEY: sagas that are being made for this subscription hold its key, and need not wait.
+-- NO KEY UPDATE does not block transactions that lock only the subscription's key, as foreign key checks do.
 create or replace function webhookd.lock_subscription(subscription_id bigint) returns webhookd.subscriptions
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
@@ -46,8 +46,8 @@ end
 $$;
 
 
--- Born active and not verified: nothing is routed to it before its address has answered. A secret may be brought along
--- by who comes from another system; otherwise one is made.
+-- A new subscription is active and not verified: no event is routed to it before its endpoint answered the challenge. Without a
+-- given secret (to migrate from another system) a new secret is generated.
 create or replace function webhookd.create_subscription(
     event_type text, callback_url text, max_attempts integer default null, base_delay_seconds double precision default null,
     headers jsonb default '{}', description text default null, secret text default null)
@@ -69,8 +69,8 @@ grant execute on function webhookd.create_subscription(
     text, text, integer, double precision, jsonb, text, text) to webhookd_app;
 
 
--- Changes the fields that `changed` names, and no others: a null takes an override back. A new address is not verified
--- (a trigger sees to it), and a verification of the old one that is under way counts no more.
+-- Changes only the fields that `changed` names; null removes an override. A new callback_url is not verified (a trigger clears
+-- the flag), and a running verification of the old one becomes invalid.
 create or replace function webhookd.update_subscription(
     subscription_id bigint, changed text[], active boolean default null, callback_url text default null,
     max_attempts integer default null, base_delay_seconds double precision default null, headers jsonb default null,
@@ -84,14 +84,14 @@ declare
     before subscriptions;
     after subscriptions;
 begin
-    perform require(changed <@ changeable and array_position(changed, null) is null, 'changed may name ' || array_to_string(changeable, ', '));
+    perform require(changed <@ changeable and array_position(changed, null) is null, 'changed can contain ' || array_to_string(changeable, ', '));
     perform require((active is null or 'active' = any(changed))
                     and (callback_url is null or 'callback_url' = any(changed))
                     and (max_attempts is null or 'max_attempts' = any(changed))
                     and (base_delay_seconds is null or 'base_delay_seconds' = any(changed))
                     and (headers is null or 'headers' = any(changed))
                     and (description is null or 'description' = any(changed)),
-                    'changed must name every field that is given a value');
+                    'changed must contain every field that has a value');
     perform require(active is not null or 'active' <> all(changed), 'active must be true or false');
     before := lock_subscription(subscription_id);
     after := before;
@@ -123,7 +123,7 @@ grant execute on function webhookd.update_subscription(
     bigint, text[], boolean, text, integer, double precision, jsonb, text) to webhookd_app;
 
 
--- The challenge to send, where to, and what to sign it with. A later call makes an earlier challenge worthless.
+-- Returns a new challenge, the address for it, and the secrets that sign it. An earlier challenge becomes invalid.
 create or replace function webhookd.begin_verification(subscription_id bigint)
 returns table (challenge text, callback_url text, secrets text[], headers jsonb)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -139,8 +139,9 @@ end
 $$;
 grant execute on function webhookd.begin_verification(bigint) to webhookd_app;
 
--- The endpoint echoed this challenge. Counts only while it is the last one begun and the address is the one it was begun
--- with: the row is locked before the challenge is looked at, so a change of address comes wholly before or after.
+-- Marks the subscription as verified after its endpoint echoed the challenge. Only the latest challenge is valid, and only while
+-- the address is the same: the row is locked before the challenge is compared, so a change of address is completely before or
+-- completely after.
 create or replace function webhookd.complete_verification(subscription_id bigint, challenge text) returns void
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_variable
@@ -152,8 +153,8 @@ begin
     if not found then
         raise exception using
             errcode = 'WH413',
-            message = format('that is not the challenge of subscription %s any more', subscription_id),
-            hint = 'Its address changed, or another verification was begun: begin again.';
+            message = format('the challenge of subscription %s is no longer valid', subscription_id),
+            hint = 'The address changed or another verification was started: verify again.';
     end if;
     update subscriptions s set verified = true, updated_at = now() where s.id = subscription_id;
 end
@@ -161,8 +162,8 @@ $$;
 grant execute on function webhookd.complete_verification(bigint, text) to webhookd_app;
 
 
--- A new secret at once; the ones before go on signing beside it, each until its time, three of them at the most.
--- An overlap of 0 takes every earlier one out now.
+-- Sets a new secret, which signs at once. Up to three previous secrets also sign, each until its own time. An overlap of 0
+-- removes all previous secrets now.
 create or replace function webhookd.rotate_secret(
     subscription_id bigint, overlap_seconds double precision, secret text default null)
 returns table (signing_secret text, previous_valid_until timestamptz)

@@ -170,7 +170,7 @@ create index idx_saga_subscription_status on webhookd.webhook_delivery_sagas (su
 -- Jobs ---------------------------------------------------------------------------------------------------------------
 
 -- A delivery job is one attempt of a saga. `subscription_id` is the saga's (a trigger checks it at insert): the window and the
--- slots are counted by it. No foreign key to sagas, see there; the trigger job_of_saga_in_progress replaces it.
+-- slots are counted by it. No foreign key to sagas, see there; the trigger attempt_of_saga_in_progress replaces it.
 -- fillfactor 70, not 50: job rows grow, so half a page is too little for them, and what does not fit would be spread over the
 -- free halves of the whole history.
 create table webhookd.webhook_delivery_jobs (

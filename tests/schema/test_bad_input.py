@@ -200,7 +200,7 @@ def subscription_bad() -> list[Bad]:
         *(wrong("callback_url must be", callback_url=literal(url)) for url in BAD_ADDRESSES.values()),
         *out_of_range("max_attempts", "max_attempts must be 1 to 1000", "0", "-1", "1001"),
         *policy_bad("base_delay_seconds"),
-        *(wrong("headers must be an object of strings", headers=literal(h)) for h in BAD_HEADERS.values()),
+        *(wrong("headers must be a JSON object", headers=literal(h)) for h in BAD_HEADERS.values()),
         wrong("description must be at most 500 characters", description="repeat('x', 501)"),
     ]
 
@@ -230,12 +230,12 @@ FUNCTIONS: dict[str, Function] = {
             "correlation_ids": "array['c', null]",
         },
         bad=[
-            wrong("one event type, payload", event_types="array['a']"),
-            wrong("one event type, payload", payloads="array['{}', '{}', '{}']::json[]"),
-            wrong("one event type, payload", idempotency_keys="array['k']"),
-            wrong("one event type, payload", correlation_ids="'{}'"),
+            wrong("one element for each event", event_types="array['a']"),
+            wrong("one element for each event", payloads="array['{}', '{}', '{}']::json[]"),
+            wrong("one element for each event", idempotency_keys="array['k']"),
+            wrong("one element for each event", correlation_ids="'{}'"),
             wrong(
-                "at least one event",
+                "at least one",
                 event_types="'{}'",
                 payloads="'{}'",
                 idempotency_keys="'{}'",
@@ -272,12 +272,12 @@ FUNCTIONS: dict[str, Function] = {
             "max_attempts": "5",
         },
         bad=[
-            wrong("one quota, saga mark and job mark", subscription_ids=f"array[{SUBSCRIPTION}]"),
-            wrong("one quota, saga mark and job mark", quotas="array[10]"),
-            wrong("one quota, saga mark and job mark", saga_marks="'{}'"),
-            wrong("one quota, saga mark and job mark", job_marks="array[null, null, 1]"),
+            wrong("one element for each subscription", subscription_ids=f"array[{SUBSCRIPTION}]"),
+            wrong("one element for each subscription", quotas="array[10]"),
+            wrong("one element for each subscription", saga_marks="'{}'"),
+            wrong("one element for each subscription", job_marks="array[null, null, 1]"),
             wrong(
-                "at least one subscription",
+                "at least one",
                 subscription_ids="'{}'",
                 quotas="'{}'",
                 saga_marks="'{}'",
@@ -328,15 +328,15 @@ FUNCTIONS: dict[str, Function] = {
                 "lease_seconds must be above 0 and at most 86400",
                 *("0", "-1", "86401", "'NaN'", "'Infinity'"),
             ),
-            wrong("one number of busy slots", busy_subscription_ids="'{}'"),
-            wrong("one number of busy slots", busy_slots="array[1, 2]"),
+            wrong("one element for each of busy_subscription_ids", busy_subscription_ids="'{}'"),
+            wrong("one element for each of busy_subscription_ids", busy_slots="array[1, 2]"),
         ],
     ),
     "load_deliveries": Function(
         {"job_ids": f"array[{NOBODY}]", "lease_tokens": f"array[{TOKEN}]::uuid[]", "small_only": "false"},
         bad=[
-            wrong("one lease token for each job", job_ids="array[1, 2]"),
-            wrong("one lease token for each job", lease_tokens="'{}'"),
+            wrong("lease_tokens must have one element for each job", job_ids="array[1, 2]"),
+            wrong("lease_tokens must have one element for each job", lease_tokens="'{}'"),
         ],
     ),
     "report_results": Function(
@@ -351,7 +351,7 @@ FUNCTIONS: dict[str, Function] = {
         },
         bad=[
             *(
-                wrong("one of each for each job", **{name: "'{}'"})
+                wrong("one element for each job", **{name: "'{}'"})
                 for name in (
                     "lease_tokens",
                     "response_statuses",
@@ -361,11 +361,11 @@ FUNCTIONS: dict[str, Function] = {
                     "response_excerpts",
                 )
             ),
-            wrong("one of each for each job", job_ids="array[1, 2]"),
+            wrong("one element for each job", job_ids="array[1, 2]"),
             wrong("job_ids must be distinct and not null", job_ids="array[null]::bigint[]"),
             wrong("lease_tokens must not be null", lease_tokens="array[null]::uuid[]"),
             wrong(
-                "at least one job",
+                "at least one",
                 job_ids="'{}'",
                 lease_tokens="'{}'",
                 response_statuses="'{}'",
@@ -389,8 +389,8 @@ FUNCTIONS: dict[str, Function] = {
     "release_jobs": Function(
         {"job_ids": f"array[{NOBODY}]", "lease_tokens": f"array[{TOKEN}]::uuid[]"},
         bad=[
-            wrong("one lease token for each job", job_ids="array[1, 2]"),
-            wrong("one lease token for each job", lease_tokens="'{}'"),
+            wrong("lease_tokens must have one element for each job", job_ids="array[1, 2]"),
+            wrong("lease_tokens must have one element for each job", lease_tokens="'{}'"),
         ],
     ),
     "reset_expired_leases": Function(
@@ -454,11 +454,11 @@ FUNCTIONS: dict[str, Function] = {
         frozenset({"max_attempts", "base_delay_seconds", "description"}),
         [
             missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}"),
-            wrong("changed may name active, callback_url", changed="'{active,activ}'"),
-            wrong("changed may name active, callback_url", changed="'{verified}'"),
-            wrong("changed may name active, callback_url", changed="'{event_type}'"),
-            wrong("changed may name active, callback_url", changed="'{Active}'"),
-            wrong("changed may name active, callback_url", changed="array['active', null]"),
+            wrong("changed can contain active, callback_url", changed="'{active,activ}'"),
+            wrong("changed can contain active, callback_url", changed="'{verified}'"),
+            wrong("changed can contain active, callback_url", changed="'{event_type}'"),
+            wrong("changed can contain active, callback_url", changed="'{Active}'"),
+            wrong("changed can contain active, callback_url", changed="array['active', null]"),
             *subscription_bad(),
         ],
     ),
@@ -473,9 +473,9 @@ FUNCTIONS: dict[str, Function] = {
         },
         bad=[
             missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}", challenge="'x'"),
-            Bad("WH413", "not the challenge of subscription 1 any more", {"challenge": "'x'"}),
-            Bad("WH413", "not the challenge of subscription 1 any more", {"challenge": "''"}),
-            Bad("WH413", "not the challenge of subscription 1 any more", {"challenge": "repeat('x', 9999)"}),
+            Bad("WH413", "subscription 1 is no longer valid", {"challenge": "'x'"}),
+            Bad("WH413", "subscription 1 is no longer valid", {"challenge": "''"}),
+            Bad("WH413", "subscription 1 is no longer valid", {"challenge": "repeat('x', 9999)"}),
         ],
     ),
     "rotate_secret": Function(

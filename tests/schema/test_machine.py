@@ -502,9 +502,13 @@ MISTAKES = [
     Weakened("claim_jobs", "subscription_slots - coalesce(b.used, 0)", "1000"),
     Weakened("report_results", "and j.lease_token = g.lease_token"),
     Weakened("release_jobs", "lease_token = null", "lease_token = j.lease_token"),
-    Weakened("settle", "when s.attempt_count + 1 >=", "when s.attempt_count >="),
-    Weakened("settle", "coalesce(u.max_attempts, settle.max_attempts)", "settle.max_attempts"),
-    Weakened("settle", "coalesce(d.error_code, s.final_error_code)", "d.error_code"),
+    Weakened("settle_results", "when s.attempt_count + 1 >=", "when s.attempt_count >="),
+    Weakened(
+        "settle_results",
+        "coalesce(u.max_attempts, settle_results.max_attempts)",
+        "settle_results.max_attempts",
+    ),
+    Weakened("settle_results", "coalesce(d.error_code, s.final_error_code)", "d.error_code"),
     Weakened("dead_letter_exhausted", "l.attempt_count >=", "l.attempt_count >"),
     Weakened(
         "reset_expired_leases", "j.lease_resets >= max_lease_resets", "j.lease_resets > max_lease_resets"

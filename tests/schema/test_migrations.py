@@ -696,7 +696,7 @@ async def test_a_second_migrator_is_told_what_to_grant(
         said, grant = str(caught.value).split(" (As that login or a superuser: ")
         assert said == (
             "the migration failed: "
-            f'role "webhookd_owner" was made by another login, and "{second.name}" may not use it'
+            f'role "webhookd_owner" was created by another login, and "{second.name}" cannot use it'
         )
         assert not await has_schema(superuser)
         await superuser.execute(grant.removesuffix(")"))

@@ -328,7 +328,7 @@ async def test_result_for_a_saga_not_in_progress_is_skipped(flow: Flow) -> None:
     )
     applied = {transition.job_id: transition for transition in await flow.apply()}
     assert applied[second.job_id].status is SagaStatus.COMPLETED
-    assert applied[first.job_id].problem == "its saga is Pending, not InProgress"
+    assert applied[first.job_id].problem == "the saga is Pending, not InProgress"
     assert await flow.saga_status(first.saga_id) is SagaStatus.PENDING
 
 

@@ -297,7 +297,7 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened | Dropped]] = {
     the_same_report_twice: [Weakened("report_results", "and j.status <> all('{Completed,Failed}')")],
     two_orchestrators_and_a_failing_endpoint: [
         Weakened(
-            "settle",
+            "settle_results",
             "when excluded.last_recovery_at is null then h.consecutive_failures",
             "when false then 0",
         ),

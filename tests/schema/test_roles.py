@@ -78,8 +78,8 @@ due_subscriptions         saga_orchestrator     definer
 start_due_sagas           saga_orchestrator     definer
 apply_results             saga_orchestrator     definer
 dead_letter_exhausted     saga_orchestrator     definer
-settle                    saga_orchestrator     definer
-dead_letter_waiting       saga_orchestrator     definer
+settle_results            saga_orchestrator     definer
+dead_letter_sagas         saga_orchestrator     definer
 claim_jobs                job_worker            definer
 load_deliveries           job_worker            definer
 report_results            job_worker            definer
@@ -97,7 +97,7 @@ check_subscription        subscription_admin    invoker
 lock_subscription         subscription_admin    invoker
 new_secret                subscription_admin    invoker
 require                   webhookd_owner        invoker
-is_of_one_row             webhookd_owner        invoker
+is_row_error              webhookd_owner        invoker
 wait_as_the_first         webhookd_owner        invoker
 backoff                   webhookd_owner        invoker
 is_event_type             webhookd_owner        invoker
@@ -105,14 +105,14 @@ is_callback_url           webhookd_owner        invoker
 is_secret                 webhookd_owner        invoker
 live_secrets              webhookd_owner        invoker
 enqueue_events            webhookd_owner        definer
-log_subscription          webhookd_owner        definer
+log_subscription_change   webhookd_owner        definer
 refuse_past_attempt       webhookd_owner        definer
-refuse_jobs_left          webhookd_owner        definer
+refuse_delete_with_jobs   webhookd_owner        definer
 require_dead_letter       webhookd_owner        definer
 require_event_and_subscription webhookd_owner   definer
 require_saga_in_progress  webhookd_owner        definer
-require_true_snapshot     webhookd_owner        definer
-distrust_new_address      webhookd_owner        invoker
+require_matching_snapshot webhookd_owner        definer
+clear_verified            webhookd_owner        invoker
 backlog                   webhookd_owner        invoker
 refuse_change             webhookd_owner        invoker
 refuse_transition         webhookd_owner        invoker
@@ -212,8 +212,8 @@ CALLABLE: dict[str, set[str]] = {
     "webhookd_reader": {"backlog", "fn_job_queue_health"},
     "webhookd_ingest": {"require", "wait_as_the_first"},
     "router_worker": {"require"},
-    "saga_orchestrator": {"require", "backoff", "bury", "is_of_one_row"},
-    "job_worker": {"require", "live_secrets", "is_of_one_row"},
+    "saga_orchestrator": {"require", "backoff", "bury", "is_row_error"},
+    "job_worker": {"require", "live_secrets", "is_row_error"},
     "lease_cleaner": {"require"},
     "dead_letter_operator": {"require"},
     "subscription_admin": {"require", "is_event_type", "is_callback_url", "is_secret", "live_secrets"},
@@ -244,7 +244,7 @@ DETOURS = [
     "alter table webhookd.events disable trigger all",
     "alter table webhookd.webhook_delivery_sagas add column intruder integer",
     "drop table webhookd.dead_letters cascade",
-    "drop trigger saga_frozen on webhookd.webhook_delivery_sagas",
+    "drop trigger saga_final on webhookd.webhook_delivery_sagas",
     "create trigger intruder before insert on webhookd.events execute function webhookd.refuse_change()",
     "create table webhookd.intruder ()",
     "create function webhookd.intruder() returns integer language sql as 'select 1'",

@@ -308,7 +308,7 @@ async def test_only_what_is_named_is_changed(flow: Flow) -> None:
         now = await subscription(flow, created.subscription_id)
         expected |= {field: value, "updated_at": now["updated_at"]}
         assert now == expected
-    with pytest.raises(asyncpg.PostgresError, match="changed must name every field") as refused:
+    with pytest.raises(asyncpg.PostgresError, match="changed must contain every field") as refused:
         await flow.daemon.execute(
             "select webhookd.update_subscription($1, '{description}', active => true, description => 'last')",
             created.subscription_id,
