@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import SplitResult, urlencode, urlsplit
@@ -83,7 +83,7 @@ class RowPage(msgspec.Struct):
 class Client:
     """Sends requests to one daemon, each on its own connection: there are few, and the daemon may restart.
 
-    Commands that run in an event loop await `request`. The other methods block, and must not run in one.
+    Commands that run in an event loop use `request` and `pages`. The other methods block.
     """
 
     def __init__(self, place: Place, token: str | None = None, ca_file: Path | None = None) -> None:
@@ -106,12 +106,25 @@ class Client:
         self, path: str, query: Mapping[str, object] | None = None, limit: int | None = None
     ) -> Iterator[msgspec.Raw]:
         """Yield the rows of a list. The next page is requested after the last row of this one was used."""
+        pages = self.pages(path, query, limit)
+
+        async def next_page() -> list[msgspec.Raw] | None:
+            return await anext(pages, None)
+
+        with asyncio.Runner() as runner:
+            while (page := runner.run(next_page())) is not None:
+                yield from page
+
+    async def pages(
+        self, path: str, query: Mapping[str, object] | None = None, limit: int | None = None
+    ) -> AsyncIterator[list[msgspec.Raw]]:
+        """Yield the rows of a list page by page, not decoded."""
         left = limit
         filters = dict(query or {})
         while left is None or left > 0:
-            page_size = PAGE_SIZE if left is None else min(left, PAGE_SIZE)
-            page = _decoded(self.get(path, filters | {"limit": page_size}).body, RowPage)
-            yield from page.items
+            filters["limit"] = PAGE_SIZE if left is None else min(left, PAGE_SIZE)
+            page = _decoded((await self.request("GET", path + _query(filters))).body, RowPage)
+            yield page.items
             if page.next_cursor is None:
                 return
             filters["cursor"] = page.next_cursor

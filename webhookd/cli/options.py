@@ -42,7 +42,7 @@ def executor_option(meaning: str) -> Callable[[Callable[..., None]], Callable[..
 def some_text(text: str) -> str:
     """Reject an empty text here, because the daemon's message is written for programs."""
     if not text.strip():
-        raise click.BadParameter("must not be empty")
+        raise click.BadParameter("it must not be empty")
     return text
 
 
@@ -98,10 +98,10 @@ def time_or_delay(text: str) -> str:
 
 
 def time_to_come(text: str) -> str:
-    """Parse like time_or_delay, and reject a time in the past."""
+    """Parse like time_or_delay, and reject a time that has passed."""
     time = time_or_delay(text)
     if datetime.fromisoformat(time) <= datetime.now(UTC):
-        raise click.BadParameter(f"{escaped(text)} is in the past")
+        raise click.BadParameter(f"{escaped(text)} has passed")
     return time
 
 

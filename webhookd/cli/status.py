@@ -163,7 +163,7 @@ def _in_flight(
 
 
 def _waiting(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:
-    yield output.heading("Waiting")
+    yield output.heading("Waiting to be delivered")
     if backlog is None:
         yield "not counted yet"
         return

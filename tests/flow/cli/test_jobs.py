@@ -361,7 +361,7 @@ async def test_a_place_that_fails_stands_in_no_others_way(tmp_path: Path) -> Non
         with working(cli, *words) as worker:
             assert worker.stderr is not None
             said = await asyncio.to_thread(worker.stderr.readline)
-            assert b"answers with other things" in said
+            assert b"does not understand" in said
             kept = daemon.renewals
             # Its lease is kept while the third place's question is not answered.
             await until_true(lambda: daemon.renewals > kept)
@@ -464,8 +464,8 @@ async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) ->
         (["configure", "--max-attempts", "1.5"], "it must be a whole number from 1 to 1000"),
         (["configure", "--jitter", "nan"], "it must be a number from 0 to 1 "),
         (["configure", "--kind", "", "--jitter", "0"], "'--kind': it must not be empty"),
-        (["enqueue", KIND, "--workflow", "abc"], "'--workflow': abc is no id of a workflow"),
-        (["enqueue", KIND, "--parent", "abc"], "'--parent': abc is no id of a job"),
+        (["enqueue", KIND, "--workflow", "abc"], "'--workflow': abc is not a workflow id"),
+        (["enqueue", KIND, "--parent", "abc"], "'--parent': abc is not a job id"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

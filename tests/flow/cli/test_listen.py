@@ -98,7 +98,7 @@ async def test_the_first_delivery(serve_local: ServeLocal, make_listener: MakeLi
     assert await listener.ended() == 0
     [row] = await subscriptions(api)
     assert (row["active"], row["verified"]) == (False, True)
-    assert api.daemon.logged("delivery.local: ")
+    assert api.daemon.logged("delivery.local")
 
 
 async def test_what_is_suggested_works(serve_local: ServeLocal, make_listener: MakeListener) -> None:

@@ -67,7 +67,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_failing_endpoints_are_not_waiting_work(lines: Any) -> None:
     """The stage `failing` counts endpoints, which have a table of their own."""
     shown = lines(status(backlog=backlog(routing=2, failing=7)))
-    waiting = shown[shown.index("Waiting") :]
+    waiting = shown[shown.index("Waiting to be delivered") :]
     assert any("events to route" in line and " 2 " in line for line in waiting)
     assert not any("7" in line or "failing" in line for line in waiting)
 

@@ -187,9 +187,11 @@ class Worker:
             except (ServiceUnavailable, RequestRefused) as error:
                 await self._no_answer(error, delays)
                 continue
+            if claimed is None:
+                return
             self._answered()
             delays = Delays()
-            if claimed is None or not claimed.body:
+            if not claimed.body:
                 continue
             lease = self._lease(claimed)
             self._began = True
