@@ -1,26 +1,30 @@
-# Short names for the commands of this repository. `make test` is tests/run.py and nothing more.
+# Short names for the commands of this repository. `make test` is the gate, tests/run.py.
 
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test machine executors history faults bench bench-quick ingest docs lock format clean
+.PHONY: help test nightly machine executors history faults bench bench-quick ingest docs lock format clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST)
 
-test: ## Run every check and every test
+test: ## Run the gate: static checks, and every test that is not nightly
 	python3 tests/run.py
 
-machine: ## Let Hypothesis drive the database for many more examples than `test` has time for
-	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema -k any_order
+nightly: ## Run every test on the oldest and the newest PostgreSQL, and the long searches below
+	python3 tests/run.py --nightly
+	$(MAKE) machine executors history
 
-executors: ## Let twenty executors, some of which die, share 10,000 jobs
+machine: ## Run the state machines of Hypothesis with 1,000 examples
+	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema -k "machine and not mistake"
+
+executors: ## Run 10,000 jobs with twenty executors, some of which die
 	WEBHOOKD_TEST_JOBS=10000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_substrate_executors.py
 
-history: ## Count what the substrate's functions touch beside a million finished jobs and 100,000 that wait
+history: ## Check the plans of the job queue beside a million finished and 100,000 waiting jobs
 	WEBHOOKD_TEST_HISTORY=1000000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_substrate_plans.py
 
-faults: ## Break everything under load, every scenario once and a random mix: 25 minutes (FAULTS="--seed 7 --only kill")
+faults: ## Run every fault scenario under load, then a random mix: 25 minutes (FAULTS="--seed 7 --only kill")
 	$(ENVIRONMENT)/bin/python -m tests.faults $(FAULTS)
 
 # What webhookd is compared with has an environment of its own: no test needs it, and no test can come to need it.
@@ -49,23 +53,23 @@ ingest: ## Measure single events from 1 to 500 clients at once, and without the 
 docs: ## Write docs/settings.md and docs/cli.md from the code
 	$(ENVIRONMENT)/bin/python -m tests.support.reference
 
-# Environment variables and settings files may name an index or a folder of wheels; the lock must
-# hold for everyone, so it is made without them, and says only versions and hashes.
+# Environment variables and configuration files may name a package index or a folder of wheels. The lock must work
+# everywhere, so it is made without them and contains only versions and hashes.
 COMPILE = env -u UV_FIND_LINKS -u PIP_FIND_LINKS $(UV) pip compile --no-config --universal --python-version 3.11 \
 	--generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate \
 	--custom-compile-command "make lock" --quiet
 
-lock: ## Make tests/requirements.lock anew from pyproject.toml, and of it what deploy/ and `bench` install (needs uv)
+lock: ## Update tests/requirements.lock from pyproject.toml, and the locks of deploy/ and `bench` (needs uv)
 	$(COMPILE) pyproject.toml --all-extras --output-file tests/requirements.lock
 	$(COMPILE) pyproject.toml --constraint tests/requirements.lock --output-file deploy/requirements.lock
 	echo hatchling | $(COMPILE) - --constraint tests/requirements.lock --output-file deploy/build.lock
 	$(COMPILE) pyproject.toml tests/bench/requirements.in --constraint tests/requirements.lock \
 		--output-file tests/bench/requirements.lock
 
-format: ## Format the code, and repair what ruff can
+format: ## Format the code, and apply the fixes of ruff
 	$(ENVIRONMENT)/bin/ruff format .
 	$(ENVIRONMENT)/bin/ruff check --fix .
 
-clean: ## Remove what the tools left behind
+clean: ## Remove environments, caches and results
 	rm -rf $(ENVIRONMENT) $(BENCH_ENVIRONMENT) $(GRAPHILE)/node_modules bench-results faults-results .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,53 +1,63 @@
-"""Tests of the test bed on a real server: accounts, logins, copies, and seeing a backend wait."""
+"""Tests of the test bed on a real server: accounts, logins, shared and copied databases, waiting backends."""
 
 import asyncio
 import os
 import pwd
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from tests.conftest import MakeDatabase
-from tests.support.database import Cluster, Database, Login
+from tests.support.database import Cluster, Database, Login, SharedDatabase
+from tests.support.flow import Flow
 from tests.support.postgres import LocalServer, Server, readdress
 from tests.support.waiting import finished, until_blocked, until_finished
 from webhookd.embedded.installation import Installation, can_run, server_account
 
 
-def test_marker_follows_the_fixture(request: pytest.FixtureRequest, postgres: Server) -> None:
-    """A test that uses the server is marked `postgres` and named after its major."""
+@pytest.fixture
+async def shared(cluster: Cluster) -> AsyncIterator[SharedDatabase]:
+    """Make a shared database that no other test uses."""
+    shared = SharedDatabase(cluster)
+    yield shared
+    await shared.drop()
+
+
+def test_server_fixture_adds_the_marker(request: pytest.FixtureRequest, postgres: Server) -> None:
+    """A test that uses the server is marked `postgres` and named after its version."""
     assert request.node.get_closest_marker("postgres") is not None
     assert request.node.name.endswith(f"[pg{postgres.major}]")
 
 
 def test_no_marker_without_the_fixture(request: pytest.FixtureRequest) -> None:
-    """A test that uses no server is not marked, and so runs with the first PostgreSQL only."""
+    """A test without a server is not marked, and runs with the first version only."""
     assert request.node.get_closest_marker("postgres") is None
 
 
-async def test_server_has_the_major_it_says(database: Database) -> None:
-    """The selected major is the one that answers."""
+async def test_server_has_the_selected_version(database: Database) -> None:
+    """The server reports the selected version."""
     connection = await database.connect("stranger")
     assert connection.get_server_version().major == database.server.major
 
 
 def test_server_never_runs_as_root(postgres: Server) -> None:
-    """The server's process belongs to the account that was chosen for it."""
+    """The server process belongs to the account that was chosen for it."""
     if not isinstance(postgres, LocalServer):
-        pytest.skip("this server is not our child")
+        pytest.skip("needs a server that the tests started")
     account = server_account()
     expected = account.user_id if account else os.geteuid()
     assert expected != 0
-    # The owner of the process's folder under /proc; macOS has none, and its ps would do.
+    # /proc names the owner of a process; macOS has no /proc.
     process_folder = Path(f"/proc/{postgres.process_id}")
     if process_folder.exists():
         assert process_folder.stat().st_uid == expected
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another account to become")
-def test_installation_closed_to_the_account_is_copied(tmp_path: Path) -> None:
-    """Programs under a folder that the server's account cannot enter are run from a copy."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can switch to another account")
+def test_inaccessible_installation_is_copied(tmp_path: Path) -> None:
+    """Programs in a folder that the server account cannot enter run from a copy."""
     account = server_account()
     assert account is not None
     closed = tmp_path / "closed"
@@ -66,12 +76,12 @@ def test_installation_closed_to_the_account_is_copied(tmp_path: Path) -> None:
     assert can_run(copy, account)
 
 
-def test_server_that_fails_to_start_shows_why_and_leaves_nothing(
+def test_failed_start_shows_the_log_and_leaves_nothing(
     postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error carries the end of the server's log, and its folder is gone."""
+    """The error has the end of the server log, and the folder is removed."""
     if not isinstance(postgres, LocalServer):
-        pytest.skip("this server is not our child")
+        pytest.skip("needs a server that the tests started")
     monkeypatch.setitem(postgres_settings(), "shared_buffers", "nonsense")
     broken = LocalServer(postgres._installation)
     with pytest.raises(Exception, match='invalid value for parameter "shared_buffers"'):
@@ -80,14 +90,14 @@ def test_server_that_fails_to_start_shows_why_and_leaves_nothing(
 
 
 def postgres_settings() -> dict[str, str]:
-    """Return the settings with which every server of ours starts."""
+    """Return the settings with which every test server starts."""
     from tests.support import postgres  # noqa: PLC0415 (the fixture has the same name)
 
     return postgres.SETTINGS
 
 
 def test_readdress_keeps_the_host_and_escapes_the_rest() -> None:
-    """Only database and login change, whatever characters they have."""
+    """Only database and login change, and any characters are escaped."""
     dsn = "postgresql://root:secret@[::1]:5433/postgres?sslmode=disable&user=other"
     assert readdress(dsn, "a b", "c@d", "e/f") == (
         "postgresql://c%40d:e%2Ff@[::1]:5433/a%20b?sslmode=disable"
@@ -95,8 +105,8 @@ def test_readdress_keeps_the_host_and_escapes_the_rest() -> None:
 
 
 @pytest.mark.parametrize("login", ["superuser", "migrator", "daemon", "application", "reader"])
-async def test_logins_have_the_rights_of_their_kind(database: Database, login: Login) -> None:
-    """Each login is who it says, and only the superuser is one."""
+async def test_logins_have_their_attributes(database: Database, login: Login) -> None:
+    """Only the superuser is a superuser, and only the migrator may create roles."""
     connection = await database.connect(login)
     row = await connection.fetchrow(
         "SELECT rolsuper, rolcreatedb, rolcreaterole FROM pg_roles WHERE rolname = current_user"
@@ -108,16 +118,16 @@ async def test_logins_have_the_rights_of_their_kind(database: Database, login: L
         assert row["rolcreaterole"] == (login == "migrator")
 
 
-async def test_a_wrong_password_is_refused(database: Database, postgres: Server) -> None:
-    """The server checks passwords, so that a test of a login proves something."""
+async def test_wrong_password_is_refused(database: Database, postgres: Server) -> None:
+    """The server checks passwords, so that tests of a login prove something."""
     if not isinstance(postgres, LocalServer):
-        pytest.skip("how an existing server authenticates is its own affair")
+        pytest.skip("an existing server may use another authentication")
     with pytest.raises(asyncpg.InvalidPasswordError):
         await asyncpg.connect(postgres.dsn(database.name, database.login_name("daemon"), "wrong"))
 
 
-async def test_databases_are_apart(make_database: MakeDatabase) -> None:
-    """What a test writes to its copy is in no other copy, and not in the template."""
+async def test_databases_are_isolated(make_database: MakeDatabase) -> None:
+    """A change in one copy is in no other copy and not in the template."""
     first = await make_database(migrated=True)
     writer = await first.connect("superuser")
     await writer.execute("CREATE TABLE trace ()")
@@ -126,8 +136,59 @@ async def test_databases_are_apart(make_database: MakeDatabase) -> None:
     assert await reader.fetchval("SELECT to_regclass('trace')") is None
 
 
+async def test_shared_database_is_emptied_between_tests(shared: SharedDatabase) -> None:
+    """The next test finds the rows, sequences and session settings of a new copy."""
+    first = await shared.take()
+    flow = await Flow.open(first)
+    tables = "select count(*) from webhookd.events", "select count(*) from webhookd.subscriptions"
+    subscription_id = await flow.subscribe()
+    await flow.publish()
+    await flow.superuser.execute("set timezone = 'Asia/Taipei'; set role webhookd_reader")
+    await flow.daemon.execute("begin")
+    await shared.give_back()
+    second = await shared.take()
+    assert second is first
+    superuser = await second.connect("superuser")
+    assert superuser is flow.superuser
+    assert [await superuser.fetchval(table) for table in tables] == [0, 0]
+    assert await superuser.fetchval("select current_user = session_user")
+    assert await superuser.fetchval("show timezone") != "Asia/Taipei"
+    assert flow.daemon.is_closed()
+    assert await (await Flow.open(second)).subscribe() == subscription_id
+    await shared.give_back()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "create table trace ()",
+        "drop index webhookd.idx_dead_saga",
+        "revoke select on webhookd.events from webhookd_app",
+        "alter database {name} set work_mem = '1MB'",
+    ],
+)
+async def test_changed_schema_gives_the_next_test_a_new_copy(shared: SharedDatabase, change: str) -> None:
+    """DDL, grants and settings of a database never reach the next test."""
+    first = await shared.take()
+    superuser = await first.connect("superuser")
+    await superuser.execute(change.format(name=first.name))
+    await shared.give_back()
+    assert await shared.take() is not first
+    await shared.give_back()
+
+
+async def test_rolled_back_ddl_keeps_the_shared_database(shared: SharedDatabase) -> None:
+    """Only committed DDL costs a new copy."""
+    first = await shared.take()
+    superuser = await first.connect("superuser")
+    await superuser.execute("begin; create table trace (); rollback")
+    await shared.give_back()
+    assert await shared.take() is first
+    await shared.give_back()
+
+
 async def test_empty_database_belongs_to_the_migrator(empty_database: Database) -> None:
-    """A database for migration tests has no table of ours, and the migrator may create some."""
+    """A database for migration tests has no table, and the migrator may create tables."""
     connection = await empty_database.connect("migrator")
     count = await connection.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
     assert count == 0
@@ -135,14 +196,14 @@ async def test_empty_database_belongs_to_the_migrator(empty_database: Database) 
 
 
 async def test_encoding_can_be_chosen(make_database: MakeDatabase) -> None:
-    """A migration test can have a database in another encoding."""
+    """A migration test can use a database with another encoding."""
     database = await make_database(encoding="LATIN1")
     connection = await database.connect("migrator")
     assert await connection.fetchval("SHOW server_encoding") == "LATIN1"
 
 
-async def test_drop_closes_what_the_test_left_open(cluster: Cluster) -> None:
-    """A database goes away even while a connection of the test is in a transaction."""
+async def test_drop_closes_open_connections(cluster: Cluster) -> None:
+    """A database is dropped even if a connection of the test is in a transaction."""
     database = await cluster.create_database(migrated=True)
     connection = await database.connect()
     await connection.execute("BEGIN")
@@ -154,7 +215,7 @@ async def test_drop_closes_what_the_test_left_open(cluster: Cluster) -> None:
 
 
 async def test_until_blocked_sees_a_waiting_backend(database: Database) -> None:
-    """A backend that waits for another's lock is seen, and seen to end when the lock is freed."""
+    """A waiting backend is seen, and its end when the lock is released."""
     holder, waiter, observer = [await database.connect("stranger") for _ in range(3)]
     await holder.execute("SELECT pg_advisory_lock(1)")
     task = asyncio.create_task(waiter.execute("SELECT pg_advisory_lock(1)"))
@@ -165,7 +226,7 @@ async def test_until_blocked_sees_a_waiting_backend(database: Database) -> None:
     assert task.exception() is None
 
 
-async def test_until_blocked_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_until_blocked_has_a_time_limit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that never waits is an assertion error, not an endless test."""
     monkeypatch.setattr("tests.support.waiting.CONDITION_TIMEOUT_SECONDS", 0.05)
     idle, observer = await database.connect("stranger"), await database.connect("stranger")
@@ -173,8 +234,8 @@ async def test_until_blocked_is_bounded(database: Database, monkeypatch: pytest.
         await until_blocked(observer, idle.get_server_pid())
 
 
-def test_account_is_an_existing_one() -> None:
-    """The account for servers is known to this machine, and is not root."""
+def test_server_account_exists() -> None:
+    """The account for servers exists on this machine and is not root."""
     account = server_account()
     if account is None:
         assert os.geteuid() != 0

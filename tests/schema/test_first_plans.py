@@ -1,7 +1,7 @@
-"""Plans of the first minute: made when every table was empty, and kept until statistics are gathered.
+"""Plans of the first minute: made while every table was empty, and kept until statistics exist.
 
-A vacuum of an empty table says that it has no rows; to a planner that believes it, reading all of an index
-is as good as one look. Without one it guesses some hundreds. test_plans.py has the plans of later.
+A vacuum of an empty table records zero rows, and a planner that believes it prefers to read a whole index.
+Without a vacuum the planner assumes some hundreds. test_plans.py covers later plans.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 BATCH = 50
 BATCHES = 30
-# A delivery's saga and job are looked at a few times in a call, never the others' of before.
+# A call may read the saga and the attempt of a delivery a few times, but no older ones.
 LOOKS = 9
 
 ENTRIES = """
@@ -32,14 +32,14 @@ ENTRIES = """
 
 
 class FirstMinute:
-    """A session that has worked since there was nothing; and the entries of jobs' indexes it last read."""
+    """A session that has worked since the tables were empty, and the index entries that each call read."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.read: dict[str, int] = {}
 
     async def deliver(self) -> None:
-        """One batch, all the way."""
+        """Deliver one batch."""
         daemon = self.flow.daemon
         await events.publish(daemon, [events.NewEvent("order.created", "{}")] * BATCH)
         await self.watch("route", self.flow.route)
@@ -52,7 +52,7 @@ class FirstMinute:
         assert len(await self.watch("apply", self.flow.apply)) == BATCH
 
     async def watch(self, name: str, call: Callable[[], Awaitable[Result]]) -> Result:
-        """Call in a transaction, whose counters are the session's own."""
+        """Run a call in a transaction, whose counters belong to this session only."""
         daemon: Connection = self.flow.daemon
         async with daemon.transaction():
             before = await daemon.fetchval(ENTRIES)
@@ -62,10 +62,8 @@ class FirstMinute:
 
 
 @pytest.mark.parametrize("vacuumed", [False, True])
-async def test_plans_from_when_all_was_empty_look_by_keys(
-    fresh_database: Database, *, vacuumed: bool
-) -> None:
-    """After 1,500 deliveries a session that planned before the first reads no more of them than it must."""
+async def test_plans_made_on_empty_tables_use_keys(fresh_database: Database, *, vacuumed: bool) -> None:
+    """After 1,500 deliveries a session that planned before the first reads only the rows it needs."""
     flow = await Flow.open(fresh_database)
     await turn_autovacuum_off(flow.superuser)
     await flow.subscribe("order.created")

@@ -1,8 +1,8 @@
-"""A call for many takes each of them in hand a few times, and not once for each of the others.
+"""A call for a batch reads every row a few times, not once for every other row.
 
-Neither blocks nor index entries tell, as in test_plans.py: what is compared has been read already. So each
-statement inside a function tells its plan with what every node of it really did (auto_explain), by plans of
-fresh statistics, of a quiet time's, and of when there was nothing.
+Block and index counters, as in test_plans.py, cannot show this: compared rows are already in memory. So
+auto_explain reports the plan of each statement inside a function with the real row counts of every node, for
+plans from fresh statistics, from statistics of an idle system, and without statistics.
 """
 
 import json
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from tests.support.database import Connection
 
 BATCH = 500
-# More than the times below: to read all that there was is seen, too.
+# More than TIMES, so that reading the whole history is noticed too.
 PAST_BATCHES = 6
-# A node hands on each row, or takes it in hand and throws it away; what is read twice counts twice.
+# A node returns a row or filters it out; a row that is read twice counts twice.
 TIMES = 4
-TELL_PLANS = """
+LOG_PLANS = """
     set auto_explain.log_min_duration = 0;
     set auto_explain.log_nested_statements = on;
     set auto_explain.log_analyze = on;
@@ -39,28 +39,28 @@ KEYED = [events.NewEvent("order.created", "{}", f"key-{number}") for number in r
 
 
 async def most_rows_of_a_node(superuser: "Connection", call: Callable[[], Awaitable[object]]) -> float:
-    """Of all statements that a call of this session runs: the most rows that one node took in hand."""
+    """Return the largest number of rows that one plan node processed in any statement of a call."""
     try:
         await superuser.execute("load 'auto_explain'")
     except asyncpg.UndefinedFileError:
         pytest.skip("this server came without auto_explain")
-    told: list[str] = []
+    logged: list[str] = []
 
     def listen(_: object, message: Any) -> None:
-        told.append(message.message)
+        logged.append(message.message)
 
-    await superuser.execute(TELL_PLANS)
+    await superuser.execute(LOG_PLANS)
     superuser.add_log_listener(listen)
     await call()
     await superuser.execute("reset client_min_messages")
     superuser.remove_log_listener(listen)
-    plans = [json.loads(text.partition("plan:\n")[2])["Plan"] for text in told if "plan:\n" in text]
-    assert plans, "no statement told its plan"
+    plans = [json.loads(text.partition("plan:\n")[2])["Plan"] for text in logged if "plan:\n" in text]
+    assert plans, "auto_explain reported no plan"
     return max(rows for plan in plans for rows in rows_of_nodes(plan))
 
 
 def rows_of_nodes(node: dict[str, Any]) -> Iterator[float]:
-    """How many rows each node of a plan took in hand."""
+    """Return how many rows each node of a plan processed."""
     rows = sum(
         node.get(name, 0) for name in ("Actual Rows", "Rows Removed by Join Filter", "Rows Removed by Filter")
     )
@@ -70,7 +70,7 @@ def rows_of_nodes(node: dict[str, Any]) -> Iterator[float]:
 
 
 async def leased(flow: Flow, events_published: int = BATCH) -> list[jobs.Report]:
-    """So many events more, up to their leases; and what to report of them."""
+    """Publish, route, start and lease events; return their reports."""
     await events.publish(flow.daemon, [events.NewEvent("order.created", "{}")] * events_published)
     await flow.route()
     await flow.start(window=10 * BATCH)
@@ -78,14 +78,14 @@ async def leased(flow: Flow, events_published: int = BATCH) -> list[jobs.Report]
 
 
 async def deliver(flow: Flow, events_published: int = BATCH) -> None:
-    """All the way."""
+    """Deliver a batch."""
     await jobs.report(flow.daemon, await leased(flow, events_published))
     await flow.apply()
 
 
 @pytest.mark.parametrize("statistics", ["quiet", "busy", "none"])
-async def test_a_batch_is_taken_in_hand_one_by_one(fresh_database: Database, statistics: str) -> None:
-    """Each stage, and a report sent again: 500 are 500, whatever the planner knows of the tables."""
+async def test_calls_are_linear_in_the_batch(fresh_database: Database, statistics: str) -> None:
+    """Every stage, and a repeated report, processes each row of 500 a few times, with any statistics."""
     flow = await Flow.open(fresh_database)
     await turn_autovacuum_off(flow.superuser)
     await flow.subscribe("order.created")
@@ -99,7 +99,7 @@ async def test_a_batch_is_taken_in_hand_one_by_one(fresh_database: Database, sta
             await vacuum(flow.superuser)
             await jobs.report(flow.daemon, under_way)
             await flow.apply()
-    # The superuser's are the plans that are told: a function's rights do not change them.
+    # Only a superuser may use auto_explain; the rights of a function do not change its plans.
     stages = Flow(flow.superuser, flow.superuser)
     leases: list[jobs.Lease] = []
     reports: list[jobs.Report] = []
@@ -123,8 +123,8 @@ async def test_a_batch_is_taken_in_hand_one_by_one(fresh_database: Database, sta
     assert {name: rows for name, rows in touched.items() if rows > TIMES * BATCH} == {}
 
 
-async def test_results_of_more_subscriptions_than_the_statistics_know(fresh_database: Database) -> None:
-    """Statistics of one subscription, and fifty by now: the batch is not walked through for each of them."""
+async def test_apply_is_linear_with_unknown_subscriptions(fresh_database: Database) -> None:
+    """Statistics know one subscription, the batch has fifty: it is not read once for each."""
     flow = await Flow.open(fresh_database)
     await turn_autovacuum_off(flow.superuser)
     await flow.subscribe("order.created")
@@ -145,8 +145,8 @@ async def test_results_of_more_subscriptions_than_the_statistics_know(fresh_data
     assert await most_rows_of_a_node(flow.superuser, apply) <= TIMES * BATCH
 
 
-async def test_events_published_again_are_looked_for_by_their_keys(fresh_database: Database) -> None:
-    """By a session that planned when there was none of them."""
+async def test_duplicate_events_are_found_by_key(fresh_database: Database) -> None:
+    """This holds for a session that planned while the table was empty."""
     flow = await Flow.open(fresh_database)
     await turn_autovacuum_off(flow.superuser)
     superuser = flow.superuser

@@ -1,6 +1,6 @@
-"""Any order of steps: Hypothesis drives the gated functions against PostgreSQL and a small model beside it.
+"""Steps in any order: Hypothesis drives the database functions and a small model side by side.
 
-After every step the tables are as the model says, and no promise is broken.
+After every step the tables must equal the model, and no promise may be broken.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ LIMITS = st.integers(1, 3)
 SIZES = st.integers(1, 4)
 ANSWERS = st.sampled_from([200, 204, 302, 500, 503])
 MUCH = 1000
-# Few enough for every test run; `make machine` takes many more.
-EXAMPLES = int(os.environ.get("WEBHOOKD_TEST_EXAMPLES", "40"))
+# Few examples for the gate; `make machine` runs many more.
+EXAMPLES = int(os.environ.get("WEBHOOKD_TEST_EXAMPLES", "20"))
 EMPTIED = (
     "webhookd.events",
     "webhookd.event_routing_queue",
@@ -51,20 +51,20 @@ EMPTIED = (
 
 
 class Delivery(RuleBasedStateMachine):
-    """The daemon's stages, in whatever order."""
+    """The stages of the daemon in any order."""
 
     def __init__(self, runner: asyncio.Runner, flow: Flow) -> None:
         super().__init__()
         self.runner = runner
         self.flow = flow
         self.world = World()
-        self.leases: list[jobs.Lease] = []  # all there ever were
-        self.sent: set[UUID] = set()  # leases whose request went out
-        self.released: set[UUID] = set()  # leases handed back unsent
+        self.leases: list[jobs.Lease] = []  # every lease of this example
+        self.sent: set[UUID] = set()  # leases whose request was sent
+        self.released: set[UUID] = set()  # leases released before sending
         self.run(self.empty())
 
     def run(self, step: Awaitable[Result]) -> Result:
-        """Wait for a step."""
+        """Run a step to its end."""
 
         async def waited() -> Result:
             return await step
@@ -72,7 +72,7 @@ class Delivery(RuleBasedStateMachine):
         return self.runner.run(waited())
 
     async def empty(self) -> None:
-        """Begin anew in the same database: a new one for each example would take most of the time."""
+        """Empty the database: a new one for each example would take most of the time."""
         superuser = self.flow.superuser
         async with superuser.transaction():
             await superuser.execute("set local session_replication_role = replica")
@@ -82,7 +82,7 @@ class Delivery(RuleBasedStateMachine):
 
     @initialize(limit=st.none() | LIMITS)
     def begin(self, limit: int | None) -> None:
-        """Begin in the middle: two subscriptions, and leases out."""
+        """Start in the middle: two subscriptions with leases."""
         self.subscribe("order.created", None, verified=True)
         self.subscribe("order.created", limit, verified=True)
         self.go_round(4, 4, (3, 3), [])
@@ -96,12 +96,12 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(data=st.data(), move=st.booleans())
     def hold(self, data: st.DataObject, *, move: bool) -> None:
-        """Pause a subscription, or give it another address, which is not verified."""
+        """Pause a subscription, or give it a new, unverified address."""
         subscription = data.draw(st.sampled_from(list(self.world.subscriptions.values())))
         self.hold_one(subscription, move=move)
 
     def hold_one(self, subscription: Subscription, *, move: bool) -> None:
-        """Hold this one."""
+        """Hold this subscription."""
         changes = {"callback_url": f"{ADDRESS}/{uuid4()}"} if move else {"active": False}
         self.run(subscriptions.update(self.flow.daemon, subscription.id, changes))
         if move:
@@ -126,7 +126,7 @@ class Delivery(RuleBasedStateMachine):
         answers=st.lists(ANSWERS, min_size=1, max_size=4),
     )
     def go_round(self, size: int, slots: int, limits: tuple[int, int], answers: list[int]) -> None:
-        """The usual way, all of it at once: so the states that lie far down it are met often enough."""
+        """Run all stages once, so that states at the end of a delivery occur often enough."""
         held = [lease for lease in self.leases if self.held(lease)]
         for lease, answer in zip(held, answers, strict=False):
             self.send(lease, answer)
@@ -138,12 +138,12 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(limits=st.tuples(LIMITS, LIMITS), slots=SIZES)
     def fail_round(self, limits: tuple[int, int], slots: int) -> None:
-        """All that is out fails, is retried at once or buried, and goes out again under another limit."""
+        """All leased attempts fail, and are retried or dead-lettered under another limit."""
         self.go_round(4, slots, limits, [500] * 4)
 
     @rule(event_type=TYPES, key=st.none() | st.sampled_from(["k1", "k2"]))
     def publish(self, event_type: str, key: str | None) -> None:
-        """Publish; a key that was used gives its event, or a refusal for another type."""
+        """Publish; a used key returns its event, or a refusal for another type."""
         known = self.world.keys.get(key or "")
         call = events.publish(self.flow.daemon, [events.NewEvent(event_type, '{"n": 1.0}', key)])
         if known is not None and self.world.events[known] != event_type:
@@ -176,7 +176,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(window=SIZES, quota=SIZES, limit=LIMITS)
     def start(self, window: int, quota: int, limit: int) -> None:
-        """One tick over every subscription: no more than window, quota and what is due."""
+        """Run one tick over every subscription: bounded by window, quota and due work."""
         due = {
             subscription.id: self.world.due(subscription)
             for subscription in self.world.subscriptions.values()
@@ -201,7 +201,7 @@ class Delivery(RuleBasedStateMachine):
             for job in jobs_made:
                 job.saga.move(SagaStatus.IN_PROGRESS)
                 self.world.jobs[job.id] = job
-            self.bury(started.dead_lettered)
+            self.add_dead_letters(started.dead_lettered)
 
     @rule(limit=LIMITS, size=SIZES, due_at_once=st.booleans())
     def apply(self, limit: int, size: int, *, due_at_once: bool) -> None:
@@ -219,16 +219,16 @@ class Delivery(RuleBasedStateMachine):
                 self.world.dead_letters[transition.dead_letter_id] = job.saga
 
     @rule(limit=LIMITS)
-    def lower_the_limit(self, limit: int) -> None:
-        """A reload's sweep: every waiting saga that has reached the limit, held ones included."""
+    def lower_limit(self, limit: int) -> None:
+        """The sweep after a reload dead-letters every waiting saga at the limit, held ones included."""
         expected = {saga.id for saga in self.world.sagas.values() if self.world.exhausted(saga, limit)}
         swept = self.run(sagas.dead_letter_exhausted(self.flow.daemon, 0, MUCH, limit))
         assert {transition.saga_id for transition in swept.dead_lettered} == expected
-        self.bury(swept.dead_lettered)
+        self.add_dead_letters(swept.dead_lettered)
 
     @rule()
     def let_time_pass(self) -> None:
-        """Every retry falls due."""
+        """Make every retry due."""
         self.run(
             self.flow.superuser.execute(
                 "update webhookd.webhook_delivery_sagas set next_attempt_at = now() "
@@ -242,7 +242,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(wanted=SIZES, slots=SIZES)
     def claim(self, wanted: int, slots: int) -> None:
-        """Lease jobs: none of a held subscription, of each no more than its slots."""
+        """Lease attempts: none of a held subscription, and per subscription no more than its slots."""
         expected = self.world.claimed(wanted, slots)
         leased = self.run(self.flow.claim(wanted, slots=slots))
         assert sorted(lease.job_id for lease in leased) == expected
@@ -257,11 +257,11 @@ class Delivery(RuleBasedStateMachine):
     def report(self, data: st.DataObject, answer: int) -> None:
         """Send and report: in time, late, again, or after the lease was lost."""
         lease = self.some_lease(data)
-        if lease.lease_token not in self.released:  # what was handed back unsent has nothing to report
+        if lease.lease_token not in self.released:  # a released lease has nothing to report
             self.send(lease, answer)
 
     def send(self, lease: jobs.Lease, response_status: int) -> None:
-        """One request, if it was not sent yet, and its report."""
+        """Send the request if it was not sent yet, and report its answer."""
         if lease.lease_token not in self.sent:
             self.sent.add(lease.lease_token)
             receipt = (lease.saga_id, lease.job_id, response_status)
@@ -280,15 +280,15 @@ class Delivery(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
-    def report_with_a_wrong_token(self, data: st.DataObject) -> None:
-        """A token that was never given changes nothing."""
+    def report_with_wrong_token(self, data: st.DataObject) -> None:
+        """A report with an unknown token changes nothing."""
         lease = self.some_lease(data)._replace(lease_token=uuid4())
         assert self.run(self.flow.report(lease)) is ReportVerdict.STALE
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        """Hand a lease back before it is sent; one that was lost meanwhile is not ours to hand back."""
+        """Release a lease before sending; a lost lease cannot be released."""
         lease = self.some_lease(data)
         if lease.lease_token in self.sent:
             return
@@ -302,7 +302,7 @@ class Delivery(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), max_lease_resets=st.none() | st.integers(0, 1))
     def expire(self, data: st.DataObject, max_lease_resets: int | None) -> None:
-        """Let a lease's time be over, and perhaps have it taken back at once."""
+        """Let a lease expire, and perhaps reset it at once."""
         lease = self.some_lease(data)
         if self.held(lease):
             self.run(self.flow.expire_lease(lease.job_id))
@@ -312,7 +312,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(size=SIZES, max_lease_resets=st.integers(0, 2))
     def reap(self, size: int, max_lease_resets: int) -> None:
-        """Reset expired leases; give up on a job that had too many."""
+        """Reset expired leases; fail an attempt that had too many resets."""
         expired = {
             job.id for job in self.world.jobs.values() if job.status is AttemptStatus.LEASED and job.expired
         }
@@ -333,7 +333,7 @@ class Delivery(RuleBasedStateMachine):
     @precondition(lambda self: self.world.dead_letters)
     @rule(data=st.data(), held=st.booleans(), move=st.booleans())
     def requeue(self, data: st.DataObject, *, held: bool, move: bool) -> None:
-        """A new saga, once; later only its id; refused while the subscription is held."""
+        """Create a new saga once; later return its id; refuse while the subscription is held."""
         dead_letter_id = data.draw(st.sampled_from(sorted(self.world.dead_letters)))
         dead = self.world.dead_letters[dead_letter_id]
         if held:
@@ -357,7 +357,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(size=SIZES, dry_run=st.booleans())
     def requeue_many(self, size: int, *, dry_run: bool) -> None:
-        """The oldest dead letters: new sagas for those that have none and whose subscription delivers."""
+        """Requeue the oldest dead letters that have no new saga and whose subscription may deliver."""
         matched = sorted(self.world.dead_letters)[:size]
         requeued_before = {saga.dead_letter_id for saga in self.world.sagas.values()}
         possible = [
@@ -373,11 +373,11 @@ class Delivery(RuleBasedStateMachine):
         made = [saga.dead_letter_id for saga in self.new_sagas()]
         assert made == ([] if dry_run else possible)
 
-    # What must be true after every step --------------------------------------------------------------------
+    # Invariants after every step ---------------------------------------------------------------------------
 
     @invariant()
-    def the_tables_are_as_the_model_says(self) -> None:
-        """Every saga, every job, every dead letter, and the queue."""
+    def tables_equal_the_model(self) -> None:
+        """Compares every saga, attempt and dead letter, and the queue."""
         assert self.rows("select event_id from webhookd.event_routing_queue") == {
             (event_id,) for event_id in self.world.unrouted
         }
@@ -417,35 +417,35 @@ class Delivery(RuleBasedStateMachine):
 
     @invariant()
     def no_promise_is_broken(self) -> None:
-        """The promises' queries find nothing."""
+        """The queries of the promises return nothing."""
         assert self.run(broken_invariants(self.flow.superuser)) == []
 
     # Helpers -----------------------------------------------------------------------------------------------
 
     def rows(self, query: str) -> set[tuple[object, ...]]:
-        """What a query finds."""
+        """Return the rows of a query."""
         return {tuple(row) for row in self.run(self.flow.daemon.fetch(query))}
 
     def held(self, lease: jobs.Lease) -> bool:
-        """Whether the job is still this lease's."""
+        """Tell whether the attempt still belongs to this lease."""
         job = self.world.jobs[lease.job_id]
         return job.status is AttemptStatus.LEASED and job.lease_token == lease.lease_token
 
     def some_lease(self, data: st.DataObject) -> jobs.Lease:
-        """One that is held, more often than not; or any there ever was."""
+        """Draw a held lease more often than any other."""
         held = [lease for lease in self.leases if self.held(lease)]
         return data.draw(st.sampled_from(held or self.leases) | st.sampled_from(self.leases))
 
     def refusal(self, call: Awaitable[object]) -> Refusal:
-        """Why a call was refused."""
+        """Return why a call was refused."""
         try:
             self.run(call)
         except asyncpg.PostgresError as refused:
             return Refusal(refused.sqlstate)
-        raise AssertionError("was not refused")
+        raise AssertionError("the call was not refused")
 
     def new_sagas(self) -> list[Saga]:
-        """Take over the sagas that the last step made."""
+        """Add the sagas that the last step created to the model."""
         rows = self.run(
             self.flow.daemon.fetch(
                 "select id, event_id, subscription_id, dead_letter_id from webhookd.webhook_delivery_sagas "
@@ -458,7 +458,7 @@ class Delivery(RuleBasedStateMachine):
         return made
 
     def new_jobs(self) -> list[Job]:
-        """The jobs that the last step made."""
+        """Return the attempts that the last step created."""
         rows = self.run(
             self.flow.daemon.fetch(
                 "select id, saga_id from webhookd.webhook_delivery_jobs where id > $1 order by id",
@@ -467,8 +467,8 @@ class Delivery(RuleBasedStateMachine):
         )
         return [Job(row[0], self.world.sagas[row[1]]) for row in rows]
 
-    def bury(self, transitions: list[sagas.Transition]) -> None:
-        """Take over dead letters of waiting sagas."""
+    def add_dead_letters(self, transitions: list[sagas.Transition]) -> None:
+        """Add the dead letters of waiting sagas to the model."""
         for transition in transitions:
             assert transition.dead_letter_id is not None
             saga = self.world.sagas[transition.saga_id]
@@ -477,7 +477,7 @@ class Delivery(RuleBasedStateMachine):
 
 
 async def audited(database: Database) -> Flow:
-    """A database that writes down every change of a saga."""
+    """Open a database that records every change of a saga."""
     flow = await Flow.open(database)
     await flow.superuser.execute(AUDIT)
     return flow
@@ -487,11 +487,11 @@ DELIVERY = Drive(Delivery, audited, steps=60)
 
 
 def test_any_order_of_steps_keeps_every_promise(cluster: Cluster) -> None:
-    """No order of steps that Hypothesis finds makes the tables differ from the model, or breaks a promise."""
+    """No order of steps makes the tables differ from the model or breaks a promise."""
     DELIVERY.go(cluster, max_examples=EXAMPLES)
 
 
-# One small mistake in each stage.
+# One small mistake per stage.
 MISTAKES = [
     Weakened("publish_many", "where e.id <> g.id and", "where false and"),
     Weakened("route_events", "and s.active and s.verified", "and s.active"),
@@ -520,6 +520,6 @@ MISTAKES = [
 
 @pytest.mark.once
 @pytest.mark.parametrize("mistake", first_in_gate(MISTAKES), ids=str)
-def test_the_machine_finds_a_mistake(cluster: Cluster, mistake: Weakened) -> None:
-    """The test above would fail if a function were wrong: here one is."""
+def test_machine_finds_a_planted_mistake(cluster: Cluster, mistake: Weakened) -> None:
+    """The test above fails if a function is wrong."""
     DELIVERY.finds(cluster, mistake)

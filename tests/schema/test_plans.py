@@ -1,8 +1,7 @@
-"""The hot statements' plans, told by what they touch beside 200,000 deliveries that are over, and 20,000.
+"""Query plans of the hot functions, checked by what they read beside 200,000 and 20,000 finished deliveries.
 
-They stand inside PL/pgSQL functions, where EXPLAIN does not see them. So each function is called as the
-daemon calls it, on a backlog of 10,000, and the session's own counters of scans and blocks tell which way it
-went.
+EXPLAIN does not see statements inside PL/pgSQL functions. So the tests call each function as the daemon does,
+with a backlog of 10,000, and read the session's counters of scans and blocks.
 """
 
 import contextlib
@@ -48,9 +47,9 @@ Result = TypeVar("Result")
 
 SHORT = 20_000
 LONG = 200_000
-# A statement of PL/pgSQL may change to a plan for any arguments with its sixth execution.
+# PL/pgSQL may switch a statement to a generic plan at its sixth execution.
 EXECUTIONS = 7
-# Of these nothing may be read from end to end; subscriptions, and what each has one of, are few.
+# No sequential scan of these tables is allowed; subscriptions and their details are few.
 GROWING_TABLES = (
     "events",
     "event_routing_queue",
@@ -59,20 +58,20 @@ GROWING_TABLES = (
     "dead_letters",
 )
 BATCH = 100
-# A btree of 20,000 entries has two levels, one of 200,000 three: where a descent read two blocks it reads
-# three, and a block of the table itself is one block in both. The allowance is for what does not repeat: a
-# page that splits just then, free space found elsewhere, the planner's own look at the ends of an index; and
-# for a batch's rows that each lie on a page of their own, where a shorter table had them together.
+# A btree of 20,000 entries has two levels, one of 200,000 three: a descent reads three blocks instead of two,
+# plus one block of the table in both. The allowance covers what does not repeat: a page split, free space in
+# another page, the planner's lookup of the ends of an index; and the rows of a batch that lie on separate
+# pages in the longer table.
 GROWTH = 1.5
 ALLOWANCE_BLOCKS = 40
-# How many batches of rows of one table a call looks at, where it is more than one.
-BATCHES = {"backlog": 3}  # jobs to be claimed, leased and reported
+# How many batches of rows of one table a call reads, if more than one.
+BATCHES = {"backlog": 3}  # attempts to claim, leased and reported
 
 
 BURY = POLICY._replace(max_attempts=1)
 
-# Each hot call of a round, and the indexes of growing tables that serve it. Primary keys serve updates and
-# joins by id; a unique index also stands where it is the arbiter of ON CONFLICT.
+# Each hot call of a round, and the indexes of growing tables that it needs. Primary keys serve updates and
+# joins by id; a unique index is also listed where it is the arbiter of ON CONFLICT.
 SERVED_BY = {
     "publish_many": (),
     "publish_many, keys": ("uniq_event_idempotency_key",),
@@ -115,9 +114,9 @@ SERVED_BY = {
     "requeue_dead_letters, error code": ("idx_dead_error", "uniq_saga_dead_letter"),
     "requeue_dead_letters, time": ("idx_dead_failed", "uniq_saga_dead_letter"),
 }
-# Without these a call with ON CONFLICT is refused; the others are missed in what a call touches.
+# Without these PostgreSQL refuses ON CONFLICT; without the others a call reads more.
 ARBITERS = ("uniq_event_idempotency_key", "uniq_saga_event_subscription", "uniq_saga_dead_letter")
-# One of these stands in for another here, where all that it serves is few; test_pages.py misses each.
+# These replace each other here, where dead letters are few; test_pages.py checks each.
 OF_DEAD_LETTERS = ("idx_dead_error", "idx_dead_failed", "idx_dead_subscription")
 INDEXES = sorted(
     {index for indexes in SERVED_BY.values() for index in indexes}.difference(ARBITERS, OF_DEAD_LETTERS)
@@ -125,15 +124,15 @@ INDEXES = sorted(
 
 
 class Statistics(StrEnum):
-    """What the planner knew."""
+    """What the planner knows."""
 
-    FRESH = "fresh"  # the backlog was there when the tables were analyzed
-    STALE = "stale"  # it came after they were
-    IDLE = "idle"  # and the session had made its plans before it came, by asking for work when there was none
+    FRESH = "fresh"  # the tables were analyzed with the backlog
+    STALE = "stale"  # the backlog came after the analysis
+    IDLE = "idle"  # like STALE, and the session made its plans while there was no work
 
 
 class Rounds:
-    """One session of the daemon, which makes every hot call in each round; keeps what each touched last."""
+    """One session of the daemon that makes every hot call in each round, and what each call read last."""
 
     def __init__(self, daemon: "Connection") -> None:
         self.daemon = daemon
@@ -142,7 +141,7 @@ class Rounds:
         self._requeued_up_to_id = 0
 
     async def ask_for_work(self) -> None:
-        """Look for something to do, as often as it takes for the plans to be kept."""
+        """Look for work often enough that plans are kept."""
         for _ in range(EXECUTIONS):
             assert (await routing.route(self.daemon, BATCH)).events == 0
             assert await sagas.due_subscriptions(self.daemon, 0, BATCH) == []
@@ -153,7 +152,7 @@ class Rounds:
             assert (await sagas.dead_letter_exhausted(self.daemon, 0, BATCH, 1)).last_saga_id is None
 
     async def go(self, rounds: int = EXECUTIONS) -> dict[str, Touched]:
-        """Every hot call, so many times."""
+        """Make every hot call in each of the rounds."""
         for _ in range(rounds):
             await self._ingest()
             await self._prepare()
@@ -165,7 +164,7 @@ class Rounds:
 
     async def _ingest(self) -> None:
         await self._watch("publish_many", lambda c: events.publish(c, [new_event(n) for n in range(BATCH)]))
-        # Half of the keys are new, half were used in the past, by the same event.
+        # Half of the keys are new, half belong to the same event of the history.
         places = range(self._round * BATCH, (self._round + 1) * BATCH)
         keyed = [new_event(place, f"new-{place}") for place in places if place % 2]
         known = [new_event(place, past_key(place)) for place in places if not place % 2]
@@ -202,7 +201,7 @@ class Rounds:
         assert len(await self._watch("apply_results, retries", lambda _: self._apply())) == len(failed)
 
     async def _bury(self) -> int:
-        """A new dead letter's id."""
+        """Return the id of a new dead letter."""
         leases = await claim(self.daemon, 20)
         await self._report(leases, 500)
         buried = await self._watch("apply_results, dead letters", lambda _: self._apply(BURY))
@@ -225,7 +224,7 @@ class Rounds:
     async def _requeue(self, dead_letter_id: int) -> None:
         one = await self._watch("requeue_dead_letter", lambda c: dead_letters.requeue(c, dead_letter_id))
         assert one.created
-        # All of a subscription's and all of a code's, to the end of the table; and the next few of this hour.
+        # All of a subscription, all of an error code, and the next few of this hour.
         of_subscription = dead_letters.Filter(subscription_id=SUBSCRIPTION_OF_FEW_LETTERS)
         all_of_it = await self._requeue_many("subscription", of_subscription, 0, BATCH)
         assert all_of_it.matched >= FEW_LETTERS
@@ -246,7 +245,7 @@ class Rounds:
         )
 
     async def _start(self) -> list[sagas.Started]:
-        """One job more for every second subscription."""
+        """Start one attempt for every second subscription."""
         shares = [sagas.Share(subscription_id, quota=1) for subscription_id in subscription_ids()[::2]]
         return await sagas.start(self.daemon, shares, UNLIMITED, POLICY.max_attempts)
 
@@ -263,7 +262,7 @@ class Rounds:
 
 
 class Laboratory:
-    """The two histories of a server, what rounds beside them touched, and rounds without an index."""
+    """Both histories of a server, and what calls read beside them, also without an index."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -272,11 +271,11 @@ class Laboratory:
         self._observed: dict[tuple[int, str | None], Future[dict[str, Touched]]] = {}
 
     def touched(self, size: int, statistics: Statistics) -> dict[str, Touched]:
-        """What each hot call touched, once its plan was settled, beside so long a history."""
+        """Return what each hot call read once its plan was settled, beside a history of this size."""
         return self._once((size, statistics), self._observe(size, statistics))
 
     def touched_at_first(self, size: int, *, without: str | None = None) -> dict[str, Touched]:
-        """What each touched in the first round, perhaps without an index."""
+        """Return what each call read in the first round, optionally without an index."""
         return self._once((size, without), self._observe_first(size, without))
 
     def close(self) -> None:
@@ -287,7 +286,7 @@ class Laboratory:
     def _once(
         self, key: tuple[int, str | None], observation: Coroutine[None, None, dict[str, Touched]]
     ) -> dict[str, Touched]:
-        """Observe once, also when it fails: every test then fails alike, and at once."""
+        """Observe once, also after a failure: then every test fails in the same way at once."""
         if key in self._observed:
             observation.close()
         else:
@@ -347,14 +346,14 @@ class Laboratory:
 
 @pytest.fixture(scope="session")
 def laboratory(cluster: Cluster) -> Iterator[Laboratory]:
-    """One for each server: a history of 200,000 takes seconds to write."""
+    """Keep one per server: writing a history of 200,000 takes seconds."""
     laboratory = Laboratory(cluster)
     yield laboratory
     laboratory.close()
 
 
 async def drop_index(superuser: "Connection", index: str) -> None:
-    """Drop an index; of a primary key, the constraint and what refers to it."""
+    """Drop an index, or the constraint of a primary key with all references to it."""
     table = index.removesuffix("_pkey")
     if table == index:
         await superuser.execute(f"drop index webhookd.{index}")
@@ -363,12 +362,12 @@ async def drop_index(superuser: "Connection", index: str) -> None:
 
 
 def scanned_tables(touched: Touched) -> dict[str, int]:
-    """The growing tables that were read from end to end, and how often."""
+    """Return the growing tables with sequential scans, and how often."""
     return {table: touched.scans[table] for table in GROWING_TABLES if touched.scans[table]}
 
 
 def grown(call: str, short: Touched, long: Touched) -> dict[str, tuple[int, int]]:
-    """The growing tables of which a call fetched more blocks than a level of a btree explains."""
+    """Return the growing tables of which a call read more blocks than a btree level explains."""
     allowance = ALLOWANCE_BLOCKS + BATCH * BATCHES.get(call, 1)
     return {
         table: (short.blocks[table], long.blocks[table])
@@ -380,26 +379,24 @@ def grown(call: str, short: Touched, long: Touched) -> dict[str, tuple[int, int]
 @pytest.mark.parametrize("call", SERVED_BY)
 @pytest.mark.parametrize("statistics", Statistics)
 def test_no_hot_call_scans_a_growing_table(laboratory: Laboratory, statistics: Statistics, call: str) -> None:
-    """Whatever the planner knew, nothing that grows is read from end to end."""
+    """No growing table is scanned sequentially, with any statistics."""
     assert scanned_tables(laboratory.touched(LONG, statistics)[call]) == {}
 
 
 @pytest.mark.parametrize("call", [call for call, indexes in SERVED_BY.items() if indexes])
 @pytest.mark.parametrize("statistics", Statistics)
-def test_a_hot_call_is_served_by_its_indexes(
-    laboratory: Laboratory, statistics: Statistics, call: str
-) -> None:
-    """Each index that the schema names for a call is descended by it."""
+def test_hot_call_uses_its_indexes(laboratory: Laboratory, statistics: Statistics, call: str) -> None:
+    """A call uses each index that the schema names for it."""
     scans = laboratory.touched(LONG, statistics)[call].scans
     assert [index for index in SERVED_BY[call] if not scans[index]] == []
 
 
 @pytest.mark.parametrize("call", SERVED_BY)
 @pytest.mark.parametrize("statistics", Statistics)
-def test_what_a_hot_call_touches_does_not_grow_with_the_history(
+def test_cost_of_a_hot_call_does_not_grow_with_the_history(
     laboratory: Laboratory, statistics: Statistics, call: str
 ) -> None:
-    """Ten times the history costs a call no more than the deeper btrees explain."""
+    """Ten times the history costs a call only the deeper btrees."""
     short = laboratory.touched(SHORT, statistics)[call]
     long = laboratory.touched(LONG, statistics)[call]
     assert grown(call, short, long) == {}
@@ -407,19 +404,17 @@ def test_what_a_hot_call_touches_does_not_grow_with_the_history(
 
 @pytest.mark.parametrize("call", SERVED_BY)
 @pytest.mark.parametrize("statistics", [Statistics.STALE, Statistics.IDLE])
-def test_what_the_planner_knew_does_not_matter(
-    laboratory: Laboratory, statistics: Statistics, call: str
-) -> None:
-    """A plan made without knowing of the backlog touches what a plan made for it does."""
+def test_statistics_do_not_change_the_cost(laboratory: Laboratory, statistics: Statistics, call: str) -> None:
+    """A plan made without knowing the backlog reads as much as a plan made for it."""
     fresh = laboratory.touched(LONG, Statistics.FRESH)[call]
     other = laboratory.touched(LONG, statistics)[call]
     assert grown(call, fresh, other) == {}
 
 
-@pytest.mark.once  # about the checks above, which are the same with every PostgreSQL
+@pytest.mark.once  # tests the checks above, which are the same on every PostgreSQL version
 @pytest.mark.parametrize("index", first_in_gate(INDEXES))
-def test_a_missing_index_is_missed(laboratory: Laboratory, index: str) -> None:
-    """Without an index, a call that it serves fails the checks that do not ask for it by name."""
+def test_missing_index_is_noticed(laboratory: Laboratory, index: str) -> None:
+    """Without an index, a call that needs it fails the checks that do not name the index."""
     usual = laboratory.touched_at_first(SHORT)
     without = laboratory.touched_at_first(LONG, without=index)
     served = [call for call, indexes in SERVED_BY.items() if index in indexes]
@@ -429,14 +424,14 @@ def test_a_missing_index_is_missed(laboratory: Laboratory, index: str) -> None:
 
 
 @pytest.mark.parametrize("index", first_in_gate(ARBITERS))
-def test_a_missing_arbiter_is_refused(laboratory: Laboratory, index: str) -> None:
-    """ON CONFLICT names its unique index by its columns: without it nothing is written twice, nor at all."""
+def test_missing_arbiter_is_refused(laboratory: Laboratory, index: str) -> None:
+    """PostgreSQL refuses ON CONFLICT without its unique index, so nothing is written twice."""
     with pytest.raises(asyncpg.InvalidColumnReferenceError):
         laboratory.touched_at_first(LONG, without=index)
 
 
-def test_with_every_index_nothing_is_missed(laboratory: Laboratory) -> None:
-    """The same first round passes, for every call, the checks that fail without an index."""
+def test_first_round_passes_with_every_index(laboratory: Laboratory) -> None:
+    """The same first round passes the checks that fail without an index."""
     usual = laboratory.touched_at_first(SHORT)
     first = laboratory.touched_at_first(LONG)
     assert [
@@ -444,12 +439,12 @@ def test_with_every_index_nothing_is_missed(laboratory: Laboratory) -> None:
     ] == []
 
 
-async def test_a_forbidden_plan_is_not_compiled(database: Database) -> None:
-    """A function that forbids the planner something forbids JIT too; these tests' servers have it off.
+async def test_function_with_planner_settings_disables_jit(database: Database) -> None:
+    """A function that disables a planner node also disables JIT; the test servers have JIT off.
 
-    Up to PostgreSQL 17 what is forbidden and yet unavoidable, a sort or the scan of a table of one row, is
-    costed at ten thousand million, and JIT compiles what costs more than a hundred thousand: on a server
-    with default settings the whole cycle took 20 times the CPU time.
+    Up to PostgreSQL 17 a disabled but unavoidable node, a sort or the scan of a one-row table, costs 10^10,
+    and JIT compiles plans that cost more than 10^5: with default settings the whole cycle took 20 times the
+    CPU time.
     """
     superuser = await database.connect("superuser")
     compiled = await superuser.fetch(r"""
@@ -460,8 +455,8 @@ async def test_a_forbidden_plan_is_not_compiled(database: Database) -> None:
     assert [function["proname"] for function in compiled] == []
 
 
-async def test_the_counters_see_one_call_of_one_session(database: Database) -> None:
-    """A scan and a descent are counted once, by name; nothing of before, and nothing of another session."""
+async def test_counters_see_one_call_of_one_session(database: Database) -> None:
+    """A scan and a descent count once, by name; earlier calls and other sessions do not count."""
     watched, other = await database.connect("superuser"), await database.connect("superuser")
 
     async def look(connection: "Connection") -> None:

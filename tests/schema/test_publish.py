@@ -1,4 +1,4 @@
-"""Publishing at the database: an application's transaction, idempotency keys, batches, bytes kept as given.
+"""Publishing at the database: transactions of an application, idempotency keys, batches and exact bytes.
 
 The application's login has event_ingest_writer and nothing else.
 """
@@ -23,14 +23,14 @@ CALLERS = 20
 
 
 class Stored(NamedTuple):
-    """What publishing left in the database."""
+    """The rows that publishing left in the database."""
 
     events: int
     queued: int
 
 
 async def stored(flow: Flow) -> Stored:
-    """Count the events, and those that wait for routing."""
+    """Count the events, and the events in the routing queue."""
     return Stored(
         await flow.superuser.fetchval("select count(*) from webhookd.events"),
         await flow.superuser.fetchval("select count(*) from webhookd.event_routing_queue"),
@@ -46,12 +46,12 @@ async def publish(
 
 
 async def until_blocked_by(flow: Flow, waiting: Connection, holding: Connection) -> None:
-    """Return when one connection is seen to wait for the other."""
+    """Return when one connection waits for the other."""
     await until_blocked(flow.superuser, waiting.get_server_pid(), holding.get_server_pid())
 
 
 async def outcome(task: "asyncio.Task[int]") -> int:
-    """What a publishing task came to, in bounded time."""
+    """Return the event id of a publishing task, within a time limit."""
     await until_finished(task)
     return await task
 
@@ -61,40 +61,40 @@ def refused(sqlstate: str) -> "pytest.RaisesExc[asyncpg.PostgresError]":
     return pytest.raises(asyncpg.PostgresError, check=lambda error: error.sqlstate == sqlstate)
 
 
-class Ear:
-    """A listener on the channel that wakes routing."""
+class WakeUpListener:
+    """Collects the wake-ups of routing."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[str] = asyncio.Queue()
+        self._received: asyncio.Queue[str] = asyncio.Queue()
 
     def __call__(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self.heard.put_nowait(str(payload))
+        self._received.put_nowait(str(payload))
 
     async def next(self) -> str:
-        """What is heard next; a failure if nothing comes."""
-        return await asyncio.wait_for(self.heard.get(), CONDITION_TIMEOUT_SECONDS)
+        """Return the next wake-up; fail if none comes."""
+        return await asyncio.wait_for(self._received.get(), CONDITION_TIMEOUT_SECONDS)
 
 
 @pytest.fixture
 async def application(database: Database) -> Connection:
-    """An application's connection."""
+    """Connect as an application."""
     return await database.connect("application")
 
 
 @pytest.fixture
-async def ear(database: Database) -> Ear:
-    """Listen as the daemon does."""
-    ear = Ear()
-    listener = await database.connect("daemon")
-    await listener.add_listener("webhookd_events", ear)
-    return ear
+async def listener(database: Database) -> WakeUpListener:
+    """Listen on the channel of the daemon."""
+    listener = WakeUpListener()
+    connection = await database.connect("daemon")
+    await connection.add_listener("webhookd_events", listener)
+    return listener
 
 
-# An application's transaction
+# Transactions of an application
 
 
-async def test_a_rollback_leaves_nothing(flow: Flow, application: Connection) -> None:
-    """An event whose transaction is rolled back was never there: no row, and nothing to route."""
+async def test_rollback_leaves_nothing(flow: Flow, application: Connection) -> None:
+    """A rolled-back event leaves no row and nothing to route."""
     transaction = application.transaction()
     await transaction.start()
     await publish(application)
@@ -104,8 +104,8 @@ async def test_a_rollback_leaves_nothing(flow: Flow, application: Connection) ->
     assert await stored(flow) == Stored(0, 0)
 
 
-async def test_a_savepoint_takes_its_event_with_it(flow: Flow, application: Connection) -> None:
-    """Rolling back to a savepoint removes what was published after it, and keeps what was before."""
+async def test_rollback_to_a_savepoint_removes_later_events(flow: Flow, application: Connection) -> None:
+    """Events published before the savepoint stay."""
     async with application.transaction():
         kept = await publish(application)
         inner = application.transaction()
@@ -116,8 +116,8 @@ async def test_a_savepoint_takes_its_event_with_it(flow: Flow, application: Conn
     assert await flow.superuser.fetchval("select id from webhookd.events") == kept
 
 
-async def test_a_committed_event_is_routed(flow: Flow, application: Connection) -> None:
-    """An event appears with the application's own commit, and not before; then it becomes a saga."""
+async def test_committed_event_is_routed(flow: Flow, application: Connection) -> None:
+    """An event becomes visible with the commit of the application, not before; then it becomes a saga."""
     subscription_id = await flow.subscribe()
     async with application.transaction():
         event_id = await publish(application)
@@ -131,8 +131,8 @@ async def test_a_committed_event_is_routed(flow: Flow, application: Connection) 
     assert tuple(saga) == (event_id, subscription_id)
 
 
-async def test_an_inserted_event_is_routed_too(flow: Flow, application: Connection) -> None:
-    """Whoever inserts a row, by whichever statement, the queue has it in the same commit."""
+async def test_inserted_event_is_routed(flow: Flow, application: Connection) -> None:
+    """Any statement that inserts an event puts it into the queue in the same commit."""
     await application.execute(
         "insert into webhookd.events (event_type, payload) select $1, '{}' from generate_series(1, 3)",
         EVENT_TYPE,
@@ -140,38 +140,40 @@ async def test_an_inserted_event_is_routed_too(flow: Flow, application: Connecti
     assert await stored(flow) == Stored(3, 3)
 
 
-async def test_a_commit_is_heard(application: Connection, ear: Ear) -> None:
-    """Listeners are woken by the commit, with an empty payload."""
+async def test_commit_sends_a_wake_up(application: Connection, listener: WakeUpListener) -> None:
+    """The commit sends a NOTIFY with an empty payload."""
     await publish(application)
-    assert await ear.next() == ""
+    assert await listener.next() == ""
 
 
-async def test_a_rollback_is_not_heard(application: Connection, ear: Ear) -> None:
-    """A rolled-back event wakes nobody, and does not swallow the wake-up of the next one."""
+async def test_rollback_sends_no_wake_up(application: Connection, listener: WakeUpListener) -> None:
+    """A rolled-back event sends no wake-up, and does not suppress the wake-up of the next event."""
     transaction = application.transaction()
     await transaction.start()
     await publish(application)
     await transaction.rollback()
     await application.execute("notify webhookd_events, 'after the rollback'")
-    assert await ear.next() == "after the rollback"
+    assert await listener.next() == "after the rollback"
     await publish(application)
-    assert await ear.next() == ""
+    assert await listener.next() == ""
 
 
-async def test_a_session_may_wake_nobody(flow: Flow, application: Connection, ear: Ear) -> None:
-    """With webhookd.woken_at at infinity an event is queued without a NOTIFY, as two-phase commit needs."""
+async def test_session_can_suppress_wake_ups(
+    flow: Flow, application: Connection, listener: WakeUpListener
+) -> None:
+    """With webhookd.woken_at at infinity an event is queued without NOTIFY, as two-phase commit needs."""
     await application.execute("set webhookd.woken_at = 'infinity'")
     await publish(application)
     await application.execute("notify webhookd_events, 'after the event'")
-    assert await ear.next() == "after the event"
+    assert await listener.next() == "after the event"
     assert await stored(flow) == Stored(1, 1)
 
 
-# One key, one event
+# Idempotency keys
 
 
-async def test_the_same_content_gives_the_first_id(flow: Flow, application: Connection) -> None:
-    """A key again with the same type and payload text is answered with the first event, and adds nothing."""
+async def test_same_key_and_content_return_the_first_id(flow: Flow, application: Connection) -> None:
+    """The same key, type and payload text return the first event and add nothing."""
     first = await publish(application, '{"a": 1}', "key")
     assert await publish(application, '{"a": 1}', "key") == first
     [again] = await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, '{"a": 1}', "key", "other")])
@@ -180,8 +182,8 @@ async def test_the_same_content_gives_the_first_id(flow: Flow, application: Conn
     assert await stored(flow) == Stored(1, 1)
 
 
-async def test_no_key_is_no_duplicate(flow: Flow, application: Connection) -> None:
-    """Without a key the same content twice is two events."""
+async def test_events_without_a_key_are_never_duplicates(flow: Flow, application: Connection) -> None:
+    """Without a key the same content twice makes two events."""
     assert await publish(application) != await publish(application)
     assert await stored(flow) == Stored(2, 2)
 
@@ -191,10 +193,10 @@ async def test_no_key_is_no_duplicate(flow: Flow, application: Connection) -> No
     [(EVENT_TYPE, '{"a":1}'), (EVENT_TYPE, '{"a": 1.0}'), ("order.changed", '{"a": 1}')],
     ids=["other text of equal JSON", "other payload", "other type"],
 )
-async def test_other_content_is_refused(
+async def test_same_key_with_other_content_is_refused(
     flow: Flow, application: Connection, event_type: str, payload: str
 ) -> None:
-    """A key again for another type or payload text is refused with the key and the first event's id."""
+    """Another type or payload text is refused with the key and the id of the first event."""
     first = await publish(application, '{"a": 1}', "it's")
     with refused("WH409") as caught:
         await publish(application, payload, "it's", event_type)
@@ -205,13 +207,13 @@ async def test_other_content_is_refused(
 
 
 async def test_keys_differ_by_case_and_trailing_space(application: Connection) -> None:
-    """A key is compared byte by byte."""
+    """Keys are compared byte by byte."""
     ids = {await publish(application, "{}", key) for key in ("key", "Key", "key ", "k\u0435y")}
     assert len(ids) == 4
 
 
 async def test_twenty_callers_with_one_key_make_one_event(flow: Flow, database: Database) -> None:
-    """Nineteen callers wait for the first one's commit, and all get its id."""
+    """Nineteen callers wait for the commit of the first, and all get its id."""
     first, *others = [await database.connect("application") for _ in range(CALLERS)]
     async with first.transaction():
         event_id = await publish(first, key="key")
@@ -223,7 +225,7 @@ async def test_twenty_callers_with_one_key_make_one_event(flow: Flow, database: 
 
 
 async def test_twenty_callers_at_once_make_one_event(flow: Flow, database: Database) -> None:
-    """With nobody held back, whoever is first, everyone gets the same id."""
+    """When no caller is held back, all callers get the same id."""
     callers = [await database.connect("application") for _ in range(CALLERS)]
     ids = await asyncio.gather(*(publish(caller, key="key") for caller in callers))
     assert len(set(ids)) == 1
@@ -231,7 +233,7 @@ async def test_twenty_callers_at_once_make_one_event(flow: Flow, database: Datab
 
 
 async def test_twenty_callers_after_a_rollback_make_one_event(flow: Flow, database: Database) -> None:
-    """When the first is rolled back, one of the waiting ones takes its place, and the others get its id."""
+    """When the first caller rolls back, one waiting caller creates the event, and all others get its id."""
     first, *others = [await database.connect("application") for _ in range(CALLERS)]
     transaction = first.transaction()
     await transaction.start()
@@ -245,10 +247,10 @@ async def test_twenty_callers_after_a_rollback_make_one_event(flow: Flow, databa
     assert await stored(flow) == Stored(1, 1)
 
 
-async def test_a_key_of_an_open_transaction_is_waited_for(
+async def test_second_caller_waits_for_an_open_transaction(
     flow: Flow, database: Database, application: Connection
 ) -> None:
-    """The second caller waits, and after the commit has the first one's id."""
+    """After the commit the second caller gets the id of the first event."""
     second = await database.connect("application")
     async with application.transaction():
         first_id = await publish(application, key="key")
@@ -259,10 +261,8 @@ async def test_a_key_of_an_open_transaction_is_waited_for(
     assert await stored(flow) == Stored(1, 1)
 
 
-async def test_a_key_of_a_rolled_back_transaction_is_free(
-    flow: Flow, database: Database, application: Connection
-) -> None:
-    """The second caller waits, and after the rollback has an event of its own, with its own content."""
+async def test_rollback_frees_the_key(flow: Flow, database: Database, application: Connection) -> None:
+    """The second caller waits, and after the rollback creates its own event."""
     second = await database.connect("application")
     transaction = application.transaction()
     await transaction.start()
@@ -277,10 +277,10 @@ async def test_a_key_of_a_rolled_back_transaction_is_free(
     assert tuple(row) == (second_id, '"second"')
 
 
-async def test_other_content_is_refused_after_the_wait(
+async def test_conflict_is_found_after_the_wait(
     flow: Flow, database: Database, application: Connection
 ) -> None:
-    """A conflict that was not there when the second caller began is still seen once the first commits."""
+    """A conflict that did not exist when the second caller began is found when the first commits."""
     second = await database.connect("application")
     async with application.transaction():
         await publish(application, '"first"', "key")
@@ -291,10 +291,10 @@ async def test_other_content_is_refused_after_the_wait(
     assert await stored(flow) == Stored(1, 1)
 
 
-async def test_a_key_is_waited_for_no_longer_than_the_lock_timeout(
+async def test_wait_for_a_key_ends_at_the_lock_timeout(
     flow: Flow, database: Database, application: Connection
 ) -> None:
-    """A caller that sets lock_timeout gets 55P03 while the key's first transaction is still open."""
+    """A caller that sets lock_timeout gets 55P03 while the first transaction is open."""
     second = await database.connect("application")
     await second.execute("set lock_timeout = '1ms'")
     async with application.transaction():
@@ -305,7 +305,7 @@ async def test_a_key_is_waited_for_no_longer_than_the_lock_timeout(
     assert await stored(flow) == Stored(1, 1)
 
 
-async def test_an_old_snapshot_is_told_to_try_again(
+async def test_old_snapshot_gets_a_serialization_failure(
     flow: Flow, database: Database, application: Connection
 ) -> None:
     """In REPEATABLE READ a key newer than the snapshot is a serialization failure, not a wrong answer."""
@@ -323,8 +323,8 @@ async def test_an_old_snapshot_is_told_to_try_again(
 # Batches
 
 
-async def test_a_batch_answers_in_its_order(flow: Flow) -> None:
-    """Answers stand where their events stood, whatever the order of the keys."""
+async def test_batch_answers_in_the_order_of_its_events(flow: Flow) -> None:
+    """Every answer has the position of its event, for any order of the keys."""
     keys = ["m", None, "z", "a", None, "M"]
     batch = [NewEvent(EVENT_TYPE, f"{place}", key) for place, key in enumerate(keys)]
     accepted = await events.publish(flow.daemon, batch)
@@ -335,8 +335,8 @@ async def test_a_batch_answers_in_its_order(flow: Flow) -> None:
     assert await stored(flow) == Stored(6, 6)
 
 
-async def test_a_batch_mixes_new_known_and_keyless_events(flow: Flow) -> None:
-    """Each event of a batch is answered for itself: the known keys with their first ids, the rest as new."""
+async def test_batch_mixes_new_known_and_keyless_events(flow: Flow) -> None:
+    """Known keys return their first ids; all other events are new."""
     [known] = await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, "1", "known")])
     batch = [
         NewEvent(EVENT_TYPE, "2", "new"),
@@ -351,8 +351,8 @@ async def test_a_batch_mixes_new_known_and_keyless_events(flow: Flow) -> None:
     assert await stored(flow) == Stored(4, 4)
 
 
-async def test_a_key_twice_in_a_batch_is_a_duplicate(flow: Flow) -> None:
-    """Inside a batch the first of equal events is stored, and the others are answered with its id."""
+async def test_key_twice_in_a_batch_is_a_duplicate(flow: Flow) -> None:
+    """The first of equal events is stored, and the others return its id."""
     batch = [NewEvent(EVENT_TYPE, "1", "key"), NewEvent(EVENT_TYPE, "2"), NewEvent(EVENT_TYPE, "1", "key")]
     first, between, last = await events.publish(flow.daemon, batch)
     assert (first.duplicate, between.duplicate, last.duplicate) == (False, False, True)
@@ -361,8 +361,8 @@ async def test_a_key_twice_in_a_batch_is_a_duplicate(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("conflicting", ["inside", "before"])
-async def test_a_conflict_refuses_the_whole_batch(flow: Flow, conflicting: str) -> None:
-    """Other content for a key, used in the batch itself or before it, leaves none of the batch."""
+async def test_conflict_refuses_the_whole_batch(flow: Flow, conflicting: str) -> None:
+    """Other content for a key, used in the batch or before it, stores no event of the batch."""
     if conflicting == "before":
         await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, '"other"', "key")])
     before = await stored(flow)
@@ -375,14 +375,14 @@ async def test_a_conflict_refuses_the_whole_batch(flow: Flow, conflicting: str) 
 
 
 async def test_one_bad_event_refuses_the_whole_batch(flow: Flow) -> None:
-    """All or nothing: an event that may not be stored takes the good ones with it."""
+    """An event that cannot be stored refuses the whole batch."""
     with refused("WH400"):
         await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, "1"), NewEvent("bad type", "2")])
     assert await stored(flow) == Stored(0, 0)
 
 
 async def test_batches_with_keys_in_opposite_order_do_not_deadlock(flow: Flow, database: Database) -> None:
-    """Both begun, and held at a key in their middle, two batches end one after the other."""
+    """Two batches that both started and wait at a middle key end one after the other."""
 
     async def publish_keys(connection: Connection, keys: "Sequence[str]") -> list[events.Accepted]:
         return await events.publish(connection, [NewEvent(EVENT_TYPE, "{}", key) for key in keys])
@@ -425,7 +425,7 @@ PAYLOADS = {
 
 
 async def test_payloads_are_kept_byte_for_byte(flow: Flow, application: Connection) -> None:
-    """What a worker loads to send is the text that was published, and the same text is the same content."""
+    """A worker loads exactly the published text, and the same text counts as the same content."""
     await flow.subscribe()
     names = {}
     for name, payload in PAYLOADS.items():
@@ -442,13 +442,13 @@ async def test_payloads_are_kept_byte_for_byte(flow: Flow, application: Connecti
     )
     name_of_job = {lease.job_id: names[lease.event_id] for lease in leases}
     loaded = {name_of_job[row["job_id"]]: row for row in rows}
-    # Names and not texts are compared, for a difference in a megabyte is no message to print.
+    # Compares names, not texts: a difference in a megabyte makes an unreadable message.
     assert [name for name in PAYLOADS if loaded[name]["payload"] != PAYLOADS[name]] == []
     assert [name for name in PAYLOADS if loaded[name]["bytes"] != PAYLOADS[name].encode()] == []
 
 
 async def test_type_and_correlation_id_are_stored(flow: Flow, application: Connection) -> None:
-    """All four arguments are in the event's row, by publish() and by publish_many() alike."""
+    """publish() and publish_many() store all four arguments in the row of the event."""
     given = ("order.created_2", "{}", "a key, with a comma", "trace 00-af/7")
     await application.fetchval("select webhookd.publish($1, $2, $3, $4)", *given)
     await events.publish(flow.daemon, [NewEvent("a.b", "[]", None, "~"), NewEvent("A", "0")])
@@ -458,8 +458,8 @@ async def test_type_and_correlation_id_are_stored(flow: Flow, application: Conne
     assert [tuple(row) for row in rows] == [given, ("a.b", "[]", None, "~"), ("A", "0", None, None)]
 
 
-async def test_the_event_has_its_transactions_time(flow: Flow, application: Connection) -> None:
-    """created_at is the database's time of the transaction, in the row and in the answer."""
+async def test_event_has_the_time_of_its_transaction(flow: Flow, application: Connection) -> None:
+    """created_at is the transaction time of the database, in the row and in the answer."""
     async with application.transaction():
         now = await application.fetchval("select now()")
         await publish(application)
@@ -471,8 +471,8 @@ async def test_the_event_has_its_transactions_time(flow: Flow, application: Conn
 
 
 @pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres, MDY"])
-async def test_a_session_may_write_its_dates_as_it_likes(flow: Flow, database: Database, style: str) -> None:
-    """The mark of the last wake-up is read again whatever DateStyle and time zone the session has by then."""
+async def test_wake_up_mark_survives_any_datestyle(flow: Flow, database: Database, style: str) -> None:
+    """The mark of the last wake-up is readable with any DateStyle and time zone of the session."""
     application = await database.connect("application")
     publish = "select webhookd.publish('order.created', '{}')"
     await application.execute("set timezone = 'Asia/Jakarta'")

@@ -1,6 +1,6 @@
-"""Subscriptions at the database: birth, verification, change log, secrets, and what a held one keeps waiting.
+"""Subscriptions at the database: creation, verification, change log, secrets and held work.
 
-All calls are the daemon's; the superuser only looks at what the daemon may not see.
+All calls use the daemon's login; the superuser only reads what the daemon may not see.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ def refused(sqlstate: str) -> "pytest.RaisesExc[asyncpg.PostgresError]":
 
 
 async def subscription(flow: Flow, subscription_id: int) -> dict[str, Any]:
-    """The subscription's row."""
+    """Return the row of a subscription."""
     row = await flow.daemon.fetchrow("select * from webhookd.subscriptions where id = $1", subscription_id)
     assert row is not None
     return dict(row)
 
 
 async def is_verified(flow: Flow, subscription_id: int) -> bool:
-    """Whether its address has answered a challenge."""
+    """Tell whether the endpoint has answered a challenge."""
     return bool((await subscription(flow, subscription_id))["verified"])
 
 
@@ -47,7 +47,7 @@ async def change(flow: Flow, subscription_id: int, **changes: Any) -> None:
 
 
 async def change_log(flow: Flow, subscription_id: int) -> list[tuple[Any, ...]]:
-    """What the change log says, oldest first."""
+    """Return the change log, oldest first."""
     rows = await flow.daemon.fetch(
         "select callback_url, active, verified from webhookd.subscription_changes"
         " where subscription_id = $1 order by id",
@@ -57,15 +57,15 @@ async def change_log(flow: Flow, subscription_id: int) -> list[tuple[Any, ...]]:
 
 
 async def delivery(flow: Flow) -> jobs.Message:
-    """What the one job that waits would be sent with, by now; the job waits again afterwards."""
+    """Return the message of the only waiting attempt; the attempt waits again afterwards."""
     [lease] = await flow.claim()
     [loaded] = await jobs.load(flow.daemon, [lease])
     assert await jobs.release(flow.daemon, [lease]) == [lease.job_id]
     return loaded
 
 
-async def with_job(flow: Flow, subscription_id: int) -> int:
-    """Let one job wait for a verified subscription, which must be the only one."""
+async def with_attempt(flow: Flow, subscription_id: int) -> int:
+    """Create a waiting attempt for a verified subscription, which must be the only one."""
     await flow.publish()
     await flow.route()
     [started] = await flow.start([subscription_id])
@@ -73,8 +73,8 @@ async def with_job(flow: Flow, subscription_id: int) -> int:
     return subscription_id
 
 
-async def let_pass(flow: Flow, subscription_id: int, seconds: float) -> None:
-    """Let earlier secrets grow older."""
+async def let_secrets_age(flow: Flow, subscription_id: int, seconds: float) -> None:
+    """Move the end of earlier secrets into the past by some seconds."""
     await flow.superuser.execute(
         "update webhookd.subscription_secrets set previous_valid_until = array("
         " select u - make_interval(secs => $2) from unnest(previous_valid_until) with ordinality as p (u, n)"
@@ -86,15 +86,15 @@ async def let_pass(flow: Flow, subscription_id: int, seconds: float) -> None:
 
 @pytest.fixture
 async def other(database: Database) -> Connection:
-    """A second daemon's connection."""
+    """Connect as a second daemon."""
     return await database.connect("daemon")
 
 
-# Birth
+# Creation
 
 
-async def test_a_subscription_is_born_active_and_unverified(flow: Flow) -> None:
-    """A new one has what was given, a secret of its own, and gets no event before it is verified."""
+async def test_new_subscription_is_active_and_unverified(flow: Flow) -> None:
+    """It has the given fields and its own secret, and gets no event before it is verified."""
     created = await subscriptions.create(
         flow.daemon,
         EVENT_TYPE,
@@ -122,14 +122,14 @@ async def test_a_subscription_is_born_active_and_unverified(flow: Flow) -> None:
     assert (routed.events, routed.sagas) == (1, 0)
 
 
-async def test_secrets_are_never_the_same(flow: Flow) -> None:
-    """Each subscription gets another secret."""
+async def test_secrets_differ(flow: Flow) -> None:
+    """Every subscription gets a different secret."""
     created = [await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS) for _ in range(5)]
     assert len({each.signing_secret for each in created}) == 5
 
 
-async def test_a_secret_may_be_brought_along(flow: Flow) -> None:
-    """Who comes from another system keeps its secret, and signs with it."""
+async def test_secret_can_be_imported(flow: Flow) -> None:
+    """A subscription from another system keeps its secret and signs with it."""
     brought = "whsec_" + "A" * 32
     row = await flow.daemon.fetchrow(
         "select * from webhookd.create_subscription($1, $2, secret => $3)", EVENT_TYPE, ADDRESS, brought
@@ -142,8 +142,8 @@ async def test_a_secret_may_be_brought_along(flow: Flow) -> None:
 # Verification
 
 
-async def test_an_answered_challenge_verifies(flow: Flow) -> None:
-    """The challenge goes to the present address, signed and with the headers; answered, it verifies once."""
+async def test_answered_challenge_verifies(flow: Flow) -> None:
+    """The signed challenge goes to the current address with the headers; its answer verifies once."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, headers='{"x": "y"}')
     begun = await subscriptions.begin_verification(flow.daemon, created.subscription_id)
     assert (begun.callback_url, begun.secrets) == (ADDRESS, [created.signing_secret])
@@ -156,8 +156,8 @@ async def test_an_answered_challenge_verifies(flow: Flow) -> None:
         await subscriptions.complete_verification(flow.daemon, created.subscription_id, begun.challenge)
 
 
-async def test_another_answer_does_not_verify(flow: Flow) -> None:
-    """A wrong challenge, or another subscription's, is refused and leaves the right one good."""
+async def test_wrong_challenge_is_refused(flow: Flow) -> None:
+    """A wrong challenge, or another subscription's, is refused, and the right one stays valid."""
     first, second = await flow.subscribe(verified=False), await flow.subscribe(verified=False)
     begun = await subscriptions.begin_verification(flow.daemon, first)
     others = await subscriptions.begin_verification(flow.daemon, second)
@@ -169,8 +169,8 @@ async def test_another_answer_does_not_verify(flow: Flow) -> None:
     assert await is_verified(flow, first)
 
 
-async def test_a_second_challenge_makes_the_first_worthless(flow: Flow) -> None:
-    """Only the last challenge begun counts."""
+async def test_new_challenge_invalidates_the_previous_one(flow: Flow) -> None:
+    """Only the latest challenge counts."""
     subscription_id = await flow.subscribe(verified=False)
     first = await subscriptions.begin_verification(flow.daemon, subscription_id)
     second = await subscriptions.begin_verification(flow.daemon, subscription_id)
@@ -182,15 +182,15 @@ async def test_a_second_challenge_makes_the_first_worthless(flow: Flow) -> None:
     assert await is_verified(flow, subscription_id)
 
 
-async def test_a_verified_one_stays_so_while_it_is_asked_again(flow: Flow) -> None:
-    """A new challenge, answered or not, takes nothing from a verified subscription."""
+async def test_new_challenge_keeps_the_verification(flow: Flow) -> None:
+    """A new challenge, answered or not, does not remove an existing verification."""
     subscription_id = await flow.subscribe()
     await subscriptions.begin_verification(flow.daemon, subscription_id)
     assert await is_verified(flow, subscription_id)
 
 
-async def test_a_new_address_is_not_verified(flow: Flow) -> None:
-    """Changing callback_url clears verified, and the challenge under way is worthless even if answered."""
+async def test_new_address_is_unverified(flow: Flow) -> None:
+    """A new callback_url clears verified and invalidates the open challenge."""
     subscription_id = await flow.subscribe()
     begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
     await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
@@ -203,8 +203,8 @@ async def test_a_new_address_is_not_verified(flow: Flow) -> None:
     assert await is_verified(flow, subscription_id)
 
 
-async def test_back_at_the_old_address_the_old_challenge_stays_worthless(flow: Flow) -> None:
-    """Changing the address there and back does not bring back what it took."""
+async def test_old_address_does_not_restore_the_old_challenge(flow: Flow) -> None:
+    """Changing the address and changing it back keeps the challenge invalid."""
     subscription_id = await flow.subscribe()
     begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
     await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
@@ -214,8 +214,8 @@ async def test_back_at_the_old_address_the_old_challenge_stays_worthless(flow: F
     assert not await is_verified(flow, subscription_id)
 
 
-async def test_the_same_address_again_changes_nothing(flow: Flow) -> None:
-    """Naming the address it has takes neither verification nor challenge."""
+async def test_same_address_changes_nothing(flow: Flow) -> None:
+    """Setting the current address keeps the verification and the challenge."""
     subscription_id = await flow.subscribe()
     begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
     await change(flow, subscription_id, callback_url=ADDRESS)
@@ -223,8 +223,8 @@ async def test_the_same_address_again_changes_nothing(flow: Flow) -> None:
     await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
 
 
-async def test_other_changes_leave_the_challenge_good(flow: Flow) -> None:
-    """Pausing, headers, policy and secrets do not disturb a verification under way."""
+async def test_other_changes_keep_the_challenge(flow: Flow) -> None:
+    """Pausing, headers, policy and secrets do not disturb an open verification."""
     subscription_id = await flow.subscribe(verified=False)
     begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
     await change(flow, subscription_id, active=False, headers='{"x": "y"}', max_attempts=2)
@@ -234,10 +234,10 @@ async def test_other_changes_leave_the_challenge_good(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "rolled back"])
-async def test_an_address_that_changes_while_the_answer_waits(
+async def test_verification_waits_for_an_open_address_change(
     flow: Flow, other: Connection, *, committed: bool
 ) -> None:
-    """The completion waits for the open change: committed, it is refused; rolled back, it verifies."""
+    """After a commit of the change the verification is refused; after a rollback it succeeds."""
     subscription_id = await flow.subscribe(verified=False)
     begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
     transaction = flow.daemon.transaction()
@@ -258,8 +258,8 @@ async def test_an_address_that_changes_while_the_answer_waits(
     assert await is_verified(flow, subscription_id) is not committed
 
 
-async def test_an_answer_that_commits_while_the_address_waits(flow: Flow, other: Connection) -> None:
-    """The other way round: a change that waited for a completion still leaves the new address unverified."""
+async def test_address_change_waits_for_an_open_verification(flow: Flow, other: Connection) -> None:
+    """A change that waited for the verification still leaves the new address unverified."""
     subscription_id = await flow.subscribe(verified=False)
     begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
     async with flow.daemon.transaction():
@@ -274,8 +274,8 @@ async def test_an_answer_that_commits_while_the_address_waits(flow: Flow, other:
     assert (row["callback_url"], row["verified"]) == (OTHER_ADDRESS, False)
 
 
-async def test_a_challenge_begun_while_the_answer_waits(flow: Flow, other: Connection) -> None:
-    """The completion waits for the open begin, and then finds that its challenge counts no more."""
+async def test_verification_waits_for_a_new_challenge(flow: Flow, other: Connection) -> None:
+    """The verification waits for the open new challenge, and is then refused."""
     subscription_id = await flow.subscribe(verified=False)
     first = await subscriptions.begin_verification(flow.daemon, subscription_id)
     async with flow.daemon.transaction():
@@ -290,11 +290,11 @@ async def test_a_challenge_begun_while_the_answer_waits(flow: Flow, other: Conne
     assert not await is_verified(flow, subscription_id)
 
 
-# Change, and its log
+# Changes and their log
 
 
-async def test_only_what_is_named_is_changed(flow: Flow) -> None:
-    """Each field changes alone; one that is given but not named is a mistake, and refused."""
+async def test_only_named_fields_change(flow: Flow) -> None:
+    """Each field changes alone; a value for a field that is not named is refused."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, description="before")
     expected = await subscription(flow, created.subscription_id)
     for field, value in {
@@ -317,8 +317,8 @@ async def test_only_what_is_named_is_changed(flow: Flow) -> None:
     assert await subscription(flow, created.subscription_id) == expected
 
 
-async def test_overrides_are_set_and_taken_back(flow: Flow) -> None:
-    """An override decides in the place of the configuration, until null takes it back."""
+async def test_overrides_are_set_and_removed(flow: Flow) -> None:
+    """An override replaces the configured value until null removes it."""
     subscription_id = await flow.subscribe()
     await change(flow, subscription_id, max_attempts=1)
     await flow.publish()
@@ -342,11 +342,11 @@ async def test_overrides_are_set_and_taken_back(flow: Flow) -> None:
     assert not waits, "the configuration's delay decides again"
 
 
-async def test_headers_are_replaced_whole(flow: Flow) -> None:
-    """New headers take the place of all old ones, and go out with the next load."""
+async def test_headers_are_replaced_completely(flow: Flow) -> None:
+    """New headers replace all old ones, from the next load on."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, headers='{"a": "1", "b": "2"}')
     await flow.verify(created.subscription_id)
-    await with_job(flow, created.subscription_id)
+    await with_attempt(flow, created.subscription_id)
     assert json.loads((await delivery(flow)).headers) == {"a": "1", "b": "2"}
     await change(flow, created.subscription_id, headers='{"b": "3"}')
     assert json.loads((await delivery(flow)).headers) == {"b": "3"}
@@ -356,8 +356,8 @@ async def test_headers_are_replaced_whole(flow: Flow) -> None:
     assert json.loads((await delivery(flow)).headers) == {}
 
 
-async def test_the_log_has_each_state_once(flow: Flow) -> None:
-    """Birth and each change of address, active or verified is a row; nothing else is."""
+async def test_change_log_has_each_state_once(flow: Flow) -> None:
+    """Creation and each change of address, active or verified is a row; other changes are not."""
     subscription_id = await flow.subscribe(verified=False)
     await flow.verify(subscription_id)
     await change(flow, subscription_id, active=False)
@@ -378,8 +378,8 @@ async def test_the_log_has_each_state_once(flow: Flow) -> None:
     assert await change_log(flow, subscription_id) == expected
 
 
-async def test_the_log_has_no_row_of_a_refused_change(flow: Flow) -> None:
-    """What was refused or rolled back is not history."""
+async def test_change_log_has_no_refused_changes(flow: Flow) -> None:
+    """A refused or rolled-back change leaves no row."""
     subscription_id = await flow.subscribe(verified=False)
     before = await change_log(flow, subscription_id)
     with refused("WH400"):
@@ -396,22 +396,22 @@ async def test_the_log_has_no_row_of_a_refused_change(flow: Flow) -> None:
 
 
 async def rotate(flow: Flow, subscription_id: int, overlap_seconds: float = HOUR_SECONDS) -> str:
-    """A new secret."""
+    """Rotate and return the new secret."""
     rotated = await subscriptions.rotate_secret(flow.daemon, subscription_id, overlap_seconds)
     return rotated.signing_secret
 
 
-async def subscribed_with_job(flow: Flow) -> subscriptions.Created:
-    """A verified subscription with a job that waits, to see what it would be signed with."""
+async def subscribed_with_attempt(flow: Flow) -> subscriptions.Created:
+    """Create a verified subscription with a waiting attempt, to see its signing secrets."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS)
     await flow.verify(created.subscription_id)
-    await with_job(flow, created.subscription_id)
+    await with_attempt(flow, created.subscription_id)
     return created
 
 
 async def test_both_secrets_sign_during_the_overlap(flow: Flow) -> None:
-    """After a rotation the new secret signs at once, first, and the old one beside it until its time."""
-    created = await subscribed_with_job(flow)
+    """The new secret signs first, at once; the old one signs too until its overlap ends."""
+    created = await subscribed_with_attempt(flow)
     assert (await delivery(flow)).secrets == [created.signing_secret]
     async with flow.daemon.transaction():
         rotated = await subscriptions.rotate_secret(flow.daemon, created.subscription_id, 90.5)
@@ -420,40 +420,40 @@ async def test_both_secrets_sign_during_the_overlap(flow: Flow) -> None:
     both = [rotated.signing_secret, created.signing_secret]
     assert (await delivery(flow)).secrets == both
     assert (await subscriptions.begin_verification(flow.daemon, created.subscription_id)).secrets == both
-    await let_pass(flow, created.subscription_id, 90.5)
+    await let_secrets_age(flow, created.subscription_id, 90.5)
     assert (await delivery(flow)).secrets == [rotated.signing_secret]
 
 
 async def test_each_earlier_secret_ends_at_its_own_time(flow: Flow) -> None:
-    """A later rotation neither shortens nor lengthens what an earlier one promised."""
-    created = await subscribed_with_job(flow)
+    """A later rotation neither shortens nor extends the overlap of an earlier one."""
+    created = await subscribed_with_attempt(flow)
     second = await rotate(flow, created.subscription_id, HOUR_SECONDS)
     third = await rotate(flow, created.subscription_id, 3 * HOUR_SECONDS)
     assert (await delivery(flow)).secrets == [third, second, created.signing_secret]
-    await let_pass(flow, created.subscription_id, 2 * HOUR_SECONDS)
+    await let_secrets_age(flow, created.subscription_id, 2 * HOUR_SECONDS)
     assert (await delivery(flow)).secrets == [third, second]
-    await let_pass(flow, created.subscription_id, 2 * HOUR_SECONDS)
+    await let_secrets_age(flow, created.subscription_id, 2 * HOUR_SECONDS)
     assert (await delivery(flow)).secrets == [third]
 
 
 async def test_secrets_are_loaded_newest_first(flow: Flow) -> None:
-    """The order is that of the rotations, also when a newer one ends sooner."""
-    created = await subscribed_with_job(flow)
+    """The order is that of the rotations, even if a newer secret ends earlier."""
+    created = await subscribed_with_attempt(flow)
     second = await rotate(flow, created.subscription_id, 3 * HOUR_SECONDS)
     third = await rotate(flow, created.subscription_id, HOUR_SECONDS)
     assert (await delivery(flow)).secrets == [third, second, created.signing_secret]
 
 
 async def test_at_most_four_secrets_sign(flow: Flow) -> None:
-    """Of many rotations in one overlap the newest secret and the three before it sign."""
-    created = await subscribed_with_job(flow)
+    """After many rotations in one overlap the newest four secrets sign."""
+    created = await subscribed_with_attempt(flow)
     rotated = [await rotate(flow, created.subscription_id, HOUR_SECONDS + n) for n in range(6)]
     assert (await delivery(flow)).secrets == rotated[:1:-1]
 
 
 async def test_no_overlap_revokes_at_once(flow: Flow) -> None:
-    """An overlap of 0 takes every earlier secret out, those of earlier overlaps included."""
-    created = await subscribed_with_job(flow)
+    """An overlap of 0 removes every earlier secret, including those of earlier overlaps."""
+    created = await subscribed_with_attempt(flow)
     await rotate(flow, created.subscription_id)
     last = await rotate(flow, created.subscription_id, 0)
     assert (await delivery(flow)).secrets == [last]
@@ -461,9 +461,9 @@ async def test_no_overlap_revokes_at_once(flow: Flow) -> None:
     assert kept == [], "a revoked secret is not kept"
 
 
-async def test_rotation_may_bring_a_secret_along(flow: Flow) -> None:
-    """A given secret signs next, beside the one before it."""
-    created = await subscribed_with_job(flow)
+async def test_rotation_can_import_a_secret(flow: Flow) -> None:
+    """A given secret signs next, together with the previous one."""
+    created = await subscribed_with_attempt(flow)
     brought = "whsec_" + "B" * 32
     answer = await flow.daemon.fetchval(
         "select signing_secret from webhookd.rotate_secret($1, 60, $2)", created.subscription_id, brought
@@ -472,9 +472,9 @@ async def test_rotation_may_bring_a_secret_along(flow: Flow) -> None:
     assert (await delivery(flow)).secrets == [brought, created.signing_secret]
 
 
-async def test_rotations_at_once_keep_each_others_secrets(flow: Flow, other: Connection) -> None:
-    """The second rotation waits for the first one's commit, and keeps its secret as an earlier one."""
-    created = await subscribed_with_job(flow)
+async def test_concurrent_rotations_keep_both_secrets(flow: Flow, other: Connection) -> None:
+    """The second rotation waits for the first and keeps its secret as an earlier one."""
+    created = await subscribed_with_attempt(flow)
     async with flow.daemon.transaction():
         first = await rotate(flow, created.subscription_id)
         rotating = asyncio.create_task(
@@ -486,18 +486,18 @@ async def test_rotations_at_once_keep_each_others_secrets(flow: Flow, other: Con
     assert (await delivery(flow)).secrets == [second.signing_secret, first, created.signing_secret]
 
 
-# Held: see D20 and D22
+# Held subscriptions, see D20 and D22
 
 
 async def hold(flow: Flow, subscription_id: int, how: str) -> None:
-    """Make a subscription inactive, or unverified."""
+    """Make a subscription inactive or unverified."""
     if how == "inactive":
         await change(flow, subscription_id, active=False)
     else:
         await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
 
 
-async def let_go(flow: Flow, subscription_id: int, how: str) -> None:
+async def release_hold(flow: Flow, subscription_id: int, how: str) -> None:
     """Make it active and verified again."""
     if how == "inactive":
         await change(flow, subscription_id, active=True)
@@ -509,9 +509,9 @@ held = pytest.mark.parametrize("how", ["inactive", "unverified"])
 
 
 @held
-async def test_a_held_subscriptions_work_waits_and_goes_on(flow: Flow, how: str) -> None:
-    """Held, no job of it is made or claimed; let go, both go on, with no attempt used."""
-    subscription_id = await with_job(flow, await flow.subscribe())
+async def test_held_work_waits_and_continues(flow: Flow, how: str) -> None:
+    """During a hold no attempt is created or claimed; afterwards both continue, and no attempt is lost."""
+    subscription_id = await with_attempt(flow, await flow.subscribe())
     await flow.publish()
     await flow.route()
     await hold(flow, subscription_id, how)
@@ -526,7 +526,7 @@ async def test_a_held_subscriptions_work_waits_and_goes_on(flow: Flow, how: str)
     )
     assert await flow.daemon.fetch("select * from webhookd.webhook_delivery_jobs order by id") == jobs_before
 
-    await let_go(flow, subscription_id, how)
+    await release_hold(flow, subscription_id, how)
     [started] = await flow.start()
     assert (started.subscription_id, started.started, started.active) == (subscription_id, 1, 2)
     leases = await flow.claim()
@@ -538,50 +538,50 @@ async def test_a_held_subscriptions_work_waits_and_goes_on(flow: Flow, how: str)
 
 
 @held
-async def test_a_held_retry_waits_with_its_count(flow: Flow, how: str) -> None:
-    """A saga between attempts keeps its count and its due time while it is held."""
+async def test_held_retry_keeps_its_count(flow: Flow, how: str) -> None:
+    """A saga between attempts keeps its count and its due time during a hold."""
     saga_id = await flow.saga_in(SagaStatus.PENDING_RETRY)
     subscription_id = await flow.daemon.fetchval("select id from webhookd.subscriptions")
     await hold(flow, subscription_id, how)
     [nothing] = await flow.start([subscription_id])
     assert nothing.started == 0
     assert await flow.saga_status(saga_id) is SagaStatus.PENDING_RETRY
-    await let_go(flow, subscription_id, how)
+    await release_hold(flow, subscription_id, how)
     [moved] = await flow.attempt(200)
     assert (moved.saga_id, moved.status, moved.attempt_count) == (saga_id, SagaStatus.COMPLETED, 2)
 
 
 @held
-async def test_nothing_waits_behind_a_held_subscription(flow: Flow, how: str) -> None:
-    """Jobs of others are claimed past older ones that are held, also one at a time."""
+async def test_hold_does_not_block_other_subscriptions(flow: Flow, how: str) -> None:
+    """Claims skip older held attempts, also one at a time."""
     held_id = await flow.subscribe("held.type")
     for _ in range(5):
         await flow.publish("held.type")
     await flow.route()
     await flow.start()
-    other_id = await with_job(flow, await flow.subscribe())
+    other_id = await with_attempt(flow, await flow.subscribe())
     await hold(flow, held_id, how)
     [lease] = await flow.claim(wanted=1)
     assert lease.subscription_id == other_id
 
 
 @held
-async def test_a_held_subscription_gets_no_new_saga(flow: Flow, how: str) -> None:
-    """An event published meanwhile is not for it, then or later."""
+async def test_held_subscription_gets_no_new_saga(flow: Flow, how: str) -> None:
+    """An event published during a hold is never delivered to it."""
     subscription_id = await flow.subscribe()
     await hold(flow, subscription_id, how)
     await flow.publish()
     assert (await flow.route()).sagas == 0
-    await let_go(flow, subscription_id, how)
+    await release_hold(flow, subscription_id, how)
     assert (await flow.route()).sagas == 0
     await flow.publish()
     assert (await flow.route()).sagas == 1
 
 
 @held
-async def test_a_request_already_sent_finishes(flow: Flow, how: str) -> None:
-    """A lease taken before may be loaded, reported and applied while its subscription is held."""
-    subscription_id = await with_job(flow, await flow.subscribe())
+async def test_leased_attempt_finishes_during_a_hold(flow: Flow, how: str) -> None:
+    """A lease from before the hold can be loaded, reported and applied."""
+    subscription_id = await with_attempt(flow, await flow.subscribe())
     [lease] = await flow.claim()
     await hold(flow, subscription_id, how)
     assert len(await jobs.load(flow.daemon, [lease])) == 1
@@ -592,7 +592,7 @@ async def test_a_request_already_sent_finishes(flow: Flow, how: str) -> None:
 
 @held
 async def test_requeue_is_refused_while_held(flow: Flow, how: str) -> None:
-    """A dead letter of a held subscription makes no saga, alone or in bulk; let go, it does."""
+    """A dead letter of a held subscription is not requeued, alone or in bulk; after the hold it is."""
     await flow.saga_in(SagaStatus.DEAD_LETTERED)
     letter_id, subscription_id = tuple(
         await flow.daemon.fetchrow("select id, subscription_id from webhookd.dead_letters") or ()
@@ -606,12 +606,12 @@ async def test_requeue_is_refused_while_held(flow: Flow, how: str) -> None:
         bulk = await dead_letters.requeue_many(flow.daemon, everything, 0, 100, dry_run=dry_run)
         assert (bulk.matched, bulk.requeued, bulk.skipped) == (1, 0, 1)
     assert await flow.daemon.fetchval("select count(*) from webhookd.webhook_delivery_sagas") == 1
-    await let_go(flow, subscription_id, how)
+    await release_hold(flow, subscription_id, how)
     assert (await flow.requeue(letter_id)).created
 
 
-async def test_a_saga_already_requeued_is_named_while_held(flow: Flow) -> None:
-    """Asking again for what was requeued before is answered with it, whatever the subscription is now."""
+async def test_repeated_requeue_returns_its_saga_during_a_hold(flow: Flow) -> None:
+    """A second requeue returns the saga of the first, for any state of the subscription."""
     await flow.saga_in(SagaStatus.DEAD_LETTERED)
     letter_id = await flow.daemon.fetchval("select id from webhookd.dead_letters")
     requeued = await flow.requeue(letter_id)
@@ -622,9 +622,9 @@ async def test_a_saga_already_requeued_is_named_while_held(flow: Flow) -> None:
 # The address (D21)
 
 
-async def test_the_address_is_read_at_the_claim(flow: Flow) -> None:
-    """A saga and a job made for the old address go to the new one, once it is verified."""
-    subscription_id = await with_job(flow, await flow.subscribe())
+async def test_claim_reads_the_current_address(flow: Flow) -> None:
+    """A saga and an attempt created for the old address go to the new one after its verification."""
+    subscription_id = await with_attempt(flow, await flow.subscribe())
     await flow.publish()
     await flow.route()
     await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
@@ -634,9 +634,9 @@ async def test_the_address_is_read_at_the_claim(flow: Flow) -> None:
     assert [lease.callback_url for lease in await flow.claim()] == [OTHER_ADDRESS] * 2
 
 
-async def test_a_retry_goes_to_the_new_address(flow: Flow) -> None:
-    """The next attempt of a delivery that failed at the old address is made at the new one."""
-    subscription_id = await with_job(flow, await flow.subscribe())
+async def test_retry_goes_to_the_new_address(flow: Flow) -> None:
+    """The next attempt of a delivery that failed at the old address goes to the new one."""
+    subscription_id = await with_attempt(flow, await flow.subscribe())
     [lease] = await flow.claim()
     assert lease.callback_url == ADDRESS
     await flow.report(lease, 500)
@@ -648,9 +648,9 @@ async def test_a_retry_goes_to_the_new_address(flow: Flow) -> None:
     assert (lease.callback_url, lease.attempt) == (OTHER_ADDRESS, 2)
 
 
-async def test_an_open_change_of_address_does_not_stop_the_claim(flow: Flow, other: Connection) -> None:
-    """Until the change commits, claims go on to the old address, and none waits for it."""
-    subscription_id = await with_job(flow, await flow.subscribe())
+async def test_open_address_change_does_not_block_claims(flow: Flow, other: Connection) -> None:
+    """Until the change commits, claims use the old address without waiting."""
+    subscription_id = await with_attempt(flow, await flow.subscribe())
     async with other.transaction():
         await subscriptions.update(other, subscription_id, {"callback_url": OTHER_ADDRESS})
         claiming = asyncio.create_task(flow.claim())

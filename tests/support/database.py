@@ -1,6 +1,6 @@
-"""Databases for the tests: a cluster's logins and migrated template, and a copy for each test.
+"""Databases for the tests: logins and a migrated template, a shared copy per module, copies per test.
 
-Takes a running Server; hands on Database objects, which know their logins and close what they gave.
+Takes a running Server; provides Database objects, which know their logins and close their connections.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ Login = Literal[
     "superuser", "migrator", "daemon", "application", "executor", "other_executor", "reader", "stranger"
 ]
 
-# What each login may do, as it is made; and the role it is granted once the migrations made that.
+# The attributes of each login, and the role that it gets after the migrations created the role.
 ATTRIBUTES: dict[Login, str] = {
     "migrator": "LOGIN CREATEROLE",
     "daemon": "LOGIN",
@@ -40,7 +40,7 @@ GRANTED_ROLE: dict[Login, str] = {
     "other_executor": "dot_executor",
     "reader": "webhookd_reader",
 }
-# The roles of schema/roles.sql, which an existing server may have from an earlier run.
+# The roles of schema/roles.sql; an existing server may have them from an earlier run.
 SCHEMA_ROLES = (
     "dead_letter_operator",
     "dot_executor",
@@ -57,7 +57,7 @@ SCHEMA_ROLES = (
     "webhookd_reader",
     "workflow_admin",
 )
-# Before this version CREATEROLE alone lets the migrator grant roles that others made.
+# Before this version CREATEROLE alone allows the migrator to grant roles of other creators.
 ADMIN_OPTION_MAJOR = 16
 ROLES_LOCK_TIMEOUT_SECONDS = 120
 
@@ -72,7 +72,7 @@ class Credentials:
 
 @dataclass
 class Database:
-    """A database of one test, with the logins of its cluster."""
+    """A database for tests, with the logins of its cluster."""
 
     name: str
     cluster: "Cluster"
@@ -85,7 +85,7 @@ class Database:
         return self.cluster.server
 
     def login_name(self, login: Login) -> str:
-        """Return the name that a login has on the server, for SQL."""
+        """Return the name of a login on the server, for SQL."""
         return self.cluster.logins[login].name
 
     def dsn(self, login: Login = "daemon") -> str:
@@ -228,9 +228,9 @@ async def empty_statements(superuser: "Connection") -> str:
 
 
 class Cluster:
-    """What the tests keep on one server: logins, and a migrated database to copy.
+    """Logins and a migrated template on one server.
 
-    All names carry a token of this run, so that two runs can share an existing server.
+    All names have a random prefix, so that two runs can share an existing server.
     """
 
     def __init__(self, server: Server) -> None:
@@ -251,7 +251,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def superuser(self) -> "AsyncIterator[Connection]":
-        """Give a superuser's connection, outside of every test's database."""
+        """Connect as a superuser to the maintenance database."""
         connection = await asyncpg.connect(self.server.dsn(), timeout=CONNECT_TIMEOUT_SECONDS)
         try:
             yield connection
@@ -259,7 +259,7 @@ class Cluster:
             await close_connection(connection)
 
     async def prepare(self) -> None:
-        """Make the logins and the template, and migrate it as the login `migrator`."""
+        """Create the logins and the template, and migrate it as the login `migrator`."""
         async with self.superuser() as superuser:
             await wait_for_other_runs(superuser)
             for login, credentials in self.logins.items():
@@ -272,11 +272,11 @@ class Cluster:
             await migrate(self.dsn(self.template_name, "migrator"))
             for login, role in GRANTED_ROLE.items():
                 await superuser.execute(f"GRANT {role} TO {self.logins[login].name}")
-            # Nobody can disturb the copying of a database to which nobody can connect.
+            # Copying fails while a session is connected to the template.
             await superuser.execute(f"ALTER DATABASE {self.template_name} ALLOW_CONNECTIONS false")
 
     async def create_database(self, *, migrated: bool, encoding: str = "UTF8") -> Database:
-        """Make a database owned by the migrator: a copy of the template, or an empty one."""
+        """Create a database owned by the migrator: a copy of the template, or an empty one."""
         self._databases_made += 1
         name = f"{self.prefix}_{self._databases_made}"
         async with self.superuser() as superuser:
@@ -286,13 +286,13 @@ class Cluster:
         return Database(name, self)
 
     async def drop_database(self, database: Database) -> None:
-        """Close what the test left open, then drop its database."""
+        """Close the connections of the test, then drop its database."""
         await database.close()
         async with self.superuser() as superuser:
             await superuser.execute(f"DROP DATABASE IF EXISTS {database.name} WITH (FORCE)")
 
     async def remove(self) -> None:
-        """Drop all that carries this run's token."""
+        """Drop all databases and roles with this run's prefix."""
         async with self.superuser() as superuser:
             await wait_for_other_runs(superuser)
             for row in await superuser.fetch(
@@ -316,7 +316,7 @@ class Cluster:
         )
 
     def _empty_statement(self, name: str, encoding: str = "UTF8") -> str:
-        # Only the locale C goes with every encoding.
+        # Only the locale C works with every encoding.
         locale = "" if encoding == "UTF8" else " LOCALE_PROVIDER libc LOCALE 'C'"
         return (
             f"CREATE DATABASE {name} OWNER {self.logins['migrator'].name}"
@@ -324,22 +324,22 @@ class Cluster:
         )
 
     async def _lend_existing_roles(self, superuser: "Connection") -> None:
-        """Give the migrator the admin option on roles which another login made before."""
+        """Give the migrator the admin option on roles that another login created."""
         if self.server.major < ADMIN_OPTION_MAJOR:
             return
         migrator = self.logins["migrator"].name
         for row in await superuser.fetch(
             "SELECT rolname FROM pg_roles WHERE rolname = ANY ($1)", SCHEMA_ROLES
         ):
-            # What the maker of a role has from PostgreSQL 16 on, and no more.
+            # Exactly what the creator of a role gets from PostgreSQL 16 on.
             await superuser.execute(
                 f"GRANT {row['rolname']} TO {migrator} WITH ADMIN TRUE, INHERIT FALSE, SET FALSE"
             )
 
     async def _take_over_grants(self, superuser: "Connection") -> None:
-        """Repeat as superuser the migrator's grants between roles that outlive this run.
+        """Repeat as superuser the migrator's grants between roles that stay after this run.
 
-        From PostgreSQL 16 on they would otherwise end with the migrator, under another run's feet.
+        From PostgreSQL 16 on dropping the migrator would revoke them, while another run may need them.
         """
         for row in await superuser.fetch(
             """
@@ -354,9 +354,9 @@ class Cluster:
 
 
 async def wait_for_other_runs(superuser: "Connection") -> None:
-    """Keep other runs on the same server from changing roles until this connection is closed.
+    """Block role changes of other runs on the same server until this connection closes.
 
-    Without it, a role made by another run between our look and our migration stops the migration.
+    Otherwise a role that another run creates between our check and our migration makes the migration fail.
     """
     await superuser.execute(f"SET lock_timeout = '{ROLES_LOCK_TIMEOUT_SECONDS}s'")
     await superuser.execute("SELECT pg_advisory_lock(hashtextextended('webhookd test roles', 0))")
@@ -377,7 +377,7 @@ async def reset_connection(connection: "Connection") -> bool:
 
 
 async def close_connection(connection: "Connection") -> None:
-    """Close a connection; cut it off if it is busy with a statement that nobody awaits."""
+    """Close a connection, or terminate it if a statement is still running."""
     if connection.is_closed():
         return
     try:

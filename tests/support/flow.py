@@ -1,6 +1,6 @@
-"""The daemon's part played by hand: each stage's step as a verb, through the functions the daemon calls.
+"""The steps of the daemon, called one by one through the daemon's own functions.
 
-Holds the login `daemon`, which has nothing but webhookd_app; and a superuser, to let time pass.
+Uses the login `daemon`, which only has webhookd_app, and a superuser session to move time.
 """
 
 import secrets
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 POLICY = sagas.RetryPolicy(max_attempts=5, base_delay_seconds=0, max_delay_seconds=3600, jitter=0)
 EVENT_TYPE = "order.created"
 ADDRESS = "https://receiver.example/hook"
-# Too large to come with its lease, however it is compressed.
+# Too large for a claim to return it, even compressed.
 LARGE = f'"{secrets.token_hex(2000)}"'
 WINDOW = 64
 FAILING_AFTER = 10
 
 
 class Flow:
-    """The way of an event, a step at a time."""
+    """The stages that an event passes, one step at a time."""
 
     def __init__(self, daemon: "Connection", superuser: "Connection") -> None:
         self.daemon = daemon
@@ -38,7 +38,7 @@ class Flow:
 
     @classmethod
     async def open(cls, database: "Database") -> "Flow":
-        """Connect as the daemon, and as a superuser beside it."""
+        """Connect as the daemon and as a superuser."""
         return cls(await database.connect("daemon"), await database.connect("superuser"))
 
     async def subscribe(
@@ -51,7 +51,7 @@ class Flow:
         base_delay_seconds: float | None = None,
         headers: str = "{}",
     ) -> int:
-        """A new subscription, verified by its challenge if asked for."""
+        """Create a subscription, by default verified, and return its id."""
         created = await subscriptions.create(
             self.daemon,
             event_type,
@@ -72,14 +72,14 @@ class Flow:
     async def publish(
         self, event_type: str = EVENT_TYPE, payload: str = "{}", idempotency_key: str | None = None
     ) -> int:
-        """One event's id."""
+        """Publish an event and return its id."""
         [accepted] = await events.publish(
             self.daemon, [events.NewEvent(event_type, payload, idempotency_key)]
         )
         return accepted.id
 
     async def route(self, batch_size: int = 1000) -> routing.Routed:
-        """Make the sagas of what waits in the routing queue."""
+        """Create the sagas of the events in the routing queue."""
         return await routing.route(self.daemon, batch_size)
 
     async def start(
@@ -90,7 +90,7 @@ class Flow:
         window: int = WINDOW,
         max_attempts: int = POLICY.max_attempts,
     ) -> list[sagas.Started]:
-        """Make the jobs of what is due, of the subscriptions named or of all that have something due."""
+        """Start due attempts, of the given subscriptions or of all with due work."""
         if subscription_ids is None:
             waiting = await sagas.due_subscriptions(self.daemon, 0, 10_000)
             subscription_ids = [subscription_id for subscription_id, due_at in waiting if due_at is not None]
@@ -102,12 +102,12 @@ class Flow:
     async def claim(
         self, wanted: int = 1000, *, worker_id: str = "worker", lease_seconds: float = 60, slots: int = 1000
     ) -> list[jobs.Lease]:
-        """Lease what is Pending."""
+        """Lease pending attempts."""
         claims = await jobs.claim(self.daemon, worker_id, wanted, lease_seconds, slots)
         return [claim.lease for claim in claims]
 
     async def report(self, lease: jobs.Lease, response_status: int = 200) -> ReportVerdict:
-        """Say what the endpoint answered."""
+        """Report the answer of an endpoint."""
         verdicts = await jobs.report(
             self.daemon, [jobs.Report(lease.job_id, lease.lease_token, response_status)]
         )
@@ -120,31 +120,31 @@ class Flow:
         failing_after: int = FAILING_AFTER,
         batch_size: int = 1000,
     ) -> list[sagas.Transition]:
-        """Apply what was reported."""
+        """Apply the reported results."""
         return await sagas.apply_results(self.daemon, batch_size, policy, failing_after)
 
     async def attempt(
         self, response_status: int, policy: sagas.RetryPolicy = POLICY
     ) -> list[sagas.Transition]:
-        """One attempt of everything that is due: started, claimed, answered, applied."""
+        """Start, claim, report and apply everything that is due."""
         await self.start(max_attempts=policy.max_attempts)
         for lease in await self.claim():
             await self.report(lease, response_status)
         return await self.apply(policy)
 
     async def requeue(self, dead_letter_id: int) -> dead_letters.Requeued:
-        """The new saga of a dead letter."""
+        """Requeue a dead letter."""
         return await dead_letters.requeue(self.daemon, dead_letter_id)
 
     async def expire_lease(self, job_id: int) -> None:
-        """Let a lease's time be over."""
+        """Move the end of a lease into the past."""
         await self.superuser.execute(
             "update webhookd.webhook_delivery_jobs set lease_until = now() - interval '1 s' where id = $1",
             job_id,
         )
 
     async def saga_in(self, status: SagaStatus, *, subscription_id: int | None = None) -> int:
-        """A new saga that came to this status by legal steps alone; other sagas must not be due."""
+        """Create a saga and bring it to this status by legal steps; no other saga may be due."""
         if subscription_id is None:
             await self.subscribe()
         event_id = await self.publish()
@@ -167,7 +167,7 @@ class Flow:
         return saga_id
 
     async def job_in(self, status: AttemptStatus, *, applied: bool = False) -> int:
-        """A new job that came to this status by legal steps alone."""
+        """Create an attempt and bring it to this status by legal steps."""
         await self.saga_in(SagaStatus.IN_PROGRESS)
         if status is not AttemptStatus.PENDING:
             [lease] = await self.claim()
@@ -179,14 +179,14 @@ class Flow:
         return job_id
 
     async def attempts(self, subscription_id: int) -> "list[Record]":
-        """A subscription's jobs, in the order in which they were made."""
+        """Return the attempts of a subscription in the order of their creation."""
         return await self.daemon.fetch(
             "select * from webhookd.webhook_delivery_jobs where subscription_id = $1 order by id",
             subscription_id,
         )
 
     async def saga_status(self, saga_id: int) -> SagaStatus:
-        """Where a saga is."""
+        """Return the status of a saga."""
         return SagaStatus(
             await self.daemon.fetchval(
                 "select status from webhookd.webhook_delivery_sagas where id = $1", saga_id
@@ -194,7 +194,7 @@ class Flow:
         )
 
     async def job_status(self, job_id: int) -> AttemptStatus:
-        """Where a job is."""
+        """Return the status of an attempt."""
         return AttemptStatus(
             await self.daemon.fetchval(
                 "select status from webhookd.webhook_delivery_jobs where id = $1", job_id

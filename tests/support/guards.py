@@ -1,4 +1,4 @@
-"""Takes a guard out of the database, to see that the test which relies on it then fails."""
+"""Removes a guard from the database, to show that a test fails without it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weakened:
-    """A function without a piece of its text."""
+    """A function without a part of its text."""
 
     function: str
     guard: str
@@ -19,20 +19,19 @@ class Weakened:
         return f"{self.function} without `{' '.join(self.guard.split())}`"
 
     async def take_away(self, superuser: "Connection") -> None:
-        """Replace the function by one that lacks the guard."""
+        """Replace the function by a version without the guard."""
         definition: str = await superuser.fetchval(
             "select pg_get_functiondef(oid) from pg_proc where proname = $1", self.function
         )
-        if (
-            self.guard not in definition
-        ):  # no AssertionError: whoever looks for mistakes takes that for a find
-            raise LookupError(f"{self.function} has no such guard any more: {self.guard}")
+        # Not an AssertionError: a search for mistakes would count it as found.
+        if self.guard not in definition:
+            raise LookupError(f"{self.function} no longer has the guard: {self.guard}")
         await superuser.execute(definition.replace(self.guard, self.instead))
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A database without a unique index, and without the clause that counts on it."""
+    """A database without a unique index, and functions without the ON CONFLICT clause that needs it."""
 
     index: str
     clause: str
@@ -42,13 +41,13 @@ class Dropped:
         return f"no {self.index}"
 
     async def take_away(self, superuser: "Connection") -> None:
-        """Drop the index."""
+        """Drop the index and remove the clause."""
         await superuser.execute(f"drop index webhookd.{self.index}")
         for function in self.functions:
             await Weakened(function, self.clause).take_away(superuser)
 
 
-# What loads a payload after the claim's commit waits while somebody holds it, and a claim does not.
+# Loading a payload after a claim waits while a test holds the advisory lock; a claim does not wait.
 HOLDABLE_LOADING = Weakened(
     "load_deliveries",
     "perform require(small_only",

@@ -1,7 +1,6 @@
-"""A long past, a live backlog, and what a call touches of both.
+"""A long history, a live backlog, and counters of what a call reads of both.
 
-Takes a migrated database that is empty; hands on a past, work that waits, copies, and counts of scans and
-blocks.
+Takes a migrated, empty database; provides history, waiting work, copies, and counts of scans and blocks.
 """
 
 import secrets
@@ -25,15 +24,15 @@ SUBSCRIPTIONS = 400
 EVENT_TYPES = 100
 SAGAS_OF_EVENT = SUBSCRIPTIONS // EVENT_TYPES
 FAILING_SUBSCRIPTIONS = 10
-# These two have as many dead letters in a long history as in a short one, so that to page through them is
-# the same work in both. RARE_ERROR is the first one's alone.
+# These two have the same number of dead letters in a long and in a short history, so that paging through them
+# is the same work in both. Only the first one has RARE_ERROR.
 SUBSCRIPTION_OF_RARE_ERROR = 399
 SUBSCRIPTION_OF_FEW_LETTERS = 400
 RARE_ERROR = "TLS_FAILED"
 FEW_LETTERS = 50
 
-# The backlog: 10,000 sagas, of which half wait for their turn, a thousand for their second attempt, and the
-# others have a job; and events that are not routed yet.
+# The backlog: 10,000 sagas, of which half wait for their first attempt, a thousand for their second, and the
+# others have an active attempt; and events that are not routed yet.
 WAITING_EVENTS = 2500
 JOBS_OF_EACH = 13
 RETRYING_JOBS = 1000
@@ -42,20 +41,19 @@ QUEUED_EVENTS = 500
 
 LONG_SECONDS = 3600
 UNLIMITED = 1_000_000
-# A retry is an hour away, and no endpoint fails often enough to be held back.
+# A retry is due in an hour, and no endpoint counts as failing.
 POLICY = sagas.RetryPolicy(
     max_attempts=5, base_delay_seconds=LONG_SECONDS, max_delay_seconds=LONG_SECONDS, jitter=0
 )
 
 
 async def write_history(superuser: "Connection", size: int) -> None:
-    """`size` sagas that are over, one in eleven of them in the dead letters, with a job each; nothing waits.
+    """Write `size` finished sagas with an attempt each, one in eleven dead-lettered; nothing waits.
 
-    Statistics are as a vacuum of now leaves them, and stay so: autovacuum is off, for what a test sees must
-    not depend on whether it came by.
+    Statistics are those of a vacuum at the end. Autovacuum is off, so that results do not depend on timing.
     """
     async with superuser.transaction():
-        # No triggers and no foreign keys: the rows are born old.
+        # Without triggers and foreign keys, because the rows are inserted in their final state.
         await superuser.execute("set local session_replication_role = replica")
         for statement in HISTORY:
             await superuser.execute(statement.replace(":size", str(size)))
@@ -70,19 +68,19 @@ async def turn_autovacuum_off(superuser: "Connection") -> None:
 
 
 async def vacuum(superuser: "Connection", *, analyze: bool = True) -> None:
-    """Do what autovacuum would, or that without new statistics."""
+    """Vacuum every table, by default with new statistics."""
     for table in await table_names(superuser):
         await superuser.execute(f"vacuum (analyze {analyze}) webhookd.{table}")
 
 
 async def table_names(connection: "Connection") -> list[str]:
-    """Every table of the schema."""
+    """Return every table of the schema."""
     rows = await connection.fetch("select tablename from pg_tables where schemaname = 'webhookd'")
     return [row["tablename"] for row in rows]
 
 
 async def write_backlog(daemon: "Connection") -> None:
-    """Events to be routed, sagas due or to be retried, jobs Pending and Leased: made by the functions."""
+    """Create events to route, sagas due or waiting for a retry, and Pending and Leased attempts."""
     await publish(daemon, WAITING_EVENTS)
     while (await routing.route(daemon, 1000)).events:
         pass
@@ -98,33 +96,33 @@ async def write_backlog(daemon: "Connection") -> None:
 async def claim(
     daemon: "Connection", wanted: int, *, lease_seconds: float = LONG_SECONDS
 ) -> list[jobs.Lease]:
-    """Lease so many jobs."""
+    """Lease attempts."""
     claims = await jobs.claim(daemon, "worker", wanted, lease_seconds, subscription_slots=UNLIMITED)
     return [claim.lease for claim in claims]
 
 
 async def publish(daemon: "Connection", number: int) -> None:
-    """So many events, of every type in turn."""
+    """Publish events, of each type in turn."""
     await events.publish(daemon, [new_event(place) for place in range(number)])
 
 
 def new_event(place: int, idempotency_key: str | None = None) -> events.NewEvent:
-    """An event like the history's at this place."""
+    """Return an event like that of the history at this place."""
     return events.NewEvent(f"type.n{place % EVENT_TYPES}", '{"amount": 1}', idempotency_key)
 
 
 def past_key(place: int) -> str:
-    """The idempotency key of the history's event at an even place."""
+    """Return the idempotency key of the history's event at an even place."""
     return f"past-{place}"
 
 
 def subscription_ids() -> range:
-    """The history's subscriptions."""
+    """Return the ids of the history's subscriptions."""
     return range(1, SUBSCRIPTIONS + 1)
 
 
 async def copy_database(original: Database) -> Database:
-    """A database like the one given, to which nobody is connected; the end of the cluster drops it."""
+    """Copy a database without sessions; the end of the cluster drops the copy."""
     cluster: Cluster = original.cluster
     name = f"{cluster.prefix}_{secrets.token_hex(4)}"
     async with cluster.superuser() as superuser:
@@ -134,16 +132,16 @@ async def copy_database(original: Database) -> Database:
 
 @dataclass(frozen=True)
 class Touched:
-    """How often tables and indexes were scanned, and how many of their blocks were fetched."""
+    """How often tables and indexes were scanned, and how many of their blocks were read."""
 
-    # By the name of the table or index: sequential scans of a table, descents of an index. A look by
-    # ON CONFLICT or a foreign key counts, an entry that is written does not.
+    # By table or index name: sequential scans of a table, descents of an index. Lookups by ON CONFLICT or a
+    # foreign key count, written entries do not.
     scans: dict[str, int]
-    # By the name of the table, its indexes included.
+    # By table name, including its indexes.
     blocks: dict[str, int]
 
     def since(self, before: "Touched") -> "Touched":
-        """What was added."""
+        """Return the difference to earlier counters."""
         return Touched(
             {name: count - before.scans[name] for name, count in self.scans.items()},
             {name: count - before.blocks[name] for name, count in self.blocks.items()},
@@ -155,21 +153,21 @@ async def watch(
     call: Callable[["Connection"], Awaitable[Result]],
     isolation: Literal["repeatable_read"] | None = None,
 ) -> tuple[Result, Touched]:
-    """Call in a transaction of its own, with a look at the session's counters before and after.
+    """Run a call in its own transaction, and return its result and the counters that it added.
 
-    The names of these counters say that they are the transaction's. They are the session's, of all that it
-    has not handed to the server's statistics yet: hence the difference. Inside a transaction nothing is
-    handed over, and another session's are never in them (tried on PostgreSQL 15 and 18).
+    Despite their names the counters belong to the session, until it sends them to the server's statistics; so
+    this takes a difference. A session sends nothing inside a transaction, and counters of other sessions are
+    never included (tested on PostgreSQL 15 and 18).
     """
     async with connection.transaction(isolation=isolation):
         before = await counters(connection)
         result = await call(connection)
-        await connection.execute("set constraints all immediate")  # what the commit would look at
+        await connection.execute("set constraints all immediate")  # includes the checks of the commit
         return result, (await counters(connection)).since(before)
 
 
 async def counters(connection: "Connection") -> Touched:
-    """The session's counters of every table and index."""
+    """Return the session's counters of every table and index."""
     rows = await connection.fetch("""
         select c.relname as name, t.relname as table_name,
                pg_stat_get_xact_numscans(c.oid) as scans, pg_stat_get_xact_blocks_fetched(c.oid) as blocks
@@ -184,7 +182,7 @@ async def counters(connection: "Connection") -> Touched:
     return Touched({row["name"]: row["scans"] for row in rows}, dict(blocks))
 
 
-# Saga i is of event i / 4, whose type has four subscriptions.
+# Saga i belongs to event i / 4, whose type has four subscriptions.
 HISTORY = (
     f"""
     insert into webhookd.subscriptions (event_type, callback_url, active, verified)

@@ -1,7 +1,7 @@
-"""What webhookd promises, as queries that find the rows which break it: none, always.
+"""The promises of webhookd as queries that return the rows that break them.
 
-Names as in the promises' list. `receipts` is what endpoints got, `client` what clients were told: tables of
-the test's own, filled by it as far as it knows (tests/support/traffic.py knows all).
+The names are those in the list of promises. `receipts` has the requests that endpoints received, `client` the
+events that clients published: tables that the test creates and fills (tests/support/traffic.py).
 """
 
 from typing import TYPE_CHECKING
@@ -76,9 +76,9 @@ INVARIANTS = {
         left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id and j.result_applied_at is null
         group by s.id having count(j.id) <> case when s.status = 'InProgress' then 1 else 0 end
     """,
-    # By the time of the report, which is sent after the answer: result_applied_at is the beginning of the
-    # transaction that applied it, and that may lie before the request. Each lease that expired excuses one;
-    # so does each answer that was lost, a failed attempt whose request may be read when another succeeded.
+    # Uses the time of the report, which follows the answer: result_applied_at is the start of the transaction
+    # that applied the result, and may be before the request. An expired lease explains one late request, and
+    # so does a lost answer: a failed attempt whose request may arrive after another attempt succeeded.
     "I6 a request came after its saga was Completed, and neither a lease nor an answer was lost": """
         select r.saga_id from public.receipts r
         join webhookd.webhook_delivery_sagas s on s.id = r.saga_id and s.status = 'Completed'
@@ -134,7 +134,7 @@ INVARIANTS = {
 
 
 async def broken_invariants(superuser: "Connection") -> list[str]:
-    """Name every promise that some row breaks."""
+    """Return the names of the promises that at least one row breaks."""
     checks = " union all ".join(
         f"select {number} where exists ({query})" for number, query in enumerate(INVARIANTS.values())
     )
@@ -145,7 +145,7 @@ async def broken_invariants(superuser: "Connection") -> list[str]:
 async def broken_rows(
     superuser: "Connection", only: tuple[str, ...] = (), limit: int = 5
 ) -> "dict[str, list[Record]]":
-    """The first rows that break a promise, by its name; of all promises, or of those that begin so."""
+    """Return the first rows that break each promise; `only` selects promises by the start of their names."""
     chosen = {name: query for name, query in INVARIANTS.items() if name.startswith(only or ("",))}
     found = {name: await superuser.fetch(f"{query} limit {limit}") for name, query in chosen.items()}
     return {name: rows for name, rows in found.items() if rows}

@@ -1,4 +1,4 @@
-"""How Hypothesis drives a machine over one database: functions as they are, or one of them broken."""
+"""Runs a Hypothesis state machine on one database, with correct functions or with one planted mistake."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,39 +14,39 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 from tests.support.database import Cluster, Database
 from tests.support.guards import Weakened
 
-People = TypeVar("People")
+Sessions = TypeVar("Sessions")
 
-# A search that ends when it finds. Most mistakes are found by the tenth example, but of 36 searches for the
-# rarest one took 140; and they differ although derandomized: Hypothesis draws some values from the constants
-# of whatever modules are loaded, so a search alone is another than one within all tests.
+# A search ends at the first find. Most mistakes are found by the tenth example; one of 36 searches for the
+# rarest mistake took 140. Derandomized searches still differ: Hypothesis draws some values from the constants
+# of all loaded modules, so a test alone searches differently than in a full run.
 ENOUGH_TO_FIND = 1000
 
 
 @dataclass(frozen=True)
-class Drive(Generic[People]):
-    """A machine, and the people that it works with: sessions of a database that serves all examples."""
+class Drive(Generic[Sessions]):
+    """A state machine and the sessions that it uses, on one database for all examples."""
 
-    machine: Callable[[asyncio.Runner, People], RuleBasedStateMachine]
-    people: Callable[[Database], Awaitable[People]]
+    machine: Callable[[asyncio.Runner, Sessions], RuleBasedStateMachine]
+    open_sessions: Callable[[Database], Awaitable[Sessions]]
     steps: int
 
     def go(self, cluster: Cluster, mistake: Weakened | None = None, **chosen: Any) -> None:
-        """Let Hypothesis look for an order of steps that is not as the model says."""
+        """Let Hypothesis search for an order of steps whose result differs from the model."""
 
-        async def prepare(database: Database) -> People:
-            people = await self.people(database)
+        async def prepare(database: Database) -> Sessions:
+            sessions = await self.open_sessions(database)
             if mistake is not None:
                 await mistake.take_away(await database.connect("superuser"))
-            return people
+            return sessions
 
         with asyncio.Runner() as runner:
             database = runner.run(cluster.create_database(migrated=True))
             try:
-                people = runner.run(prepare(database))
+                sessions = runner.run(prepare(database))
                 run_state_machine_as_test(
-                    # Whatever makes one will do, by Hypothesis's word, if not by its types.
-                    cast("type[RuleBasedStateMachine]", partial(self.machine, runner, people)),
-                    # The first example with a database is slow, and a machine's are large: no fault.
+                    # Hypothesis accepts any factory, although its types say a class.
+                    cast("type[RuleBasedStateMachine]", partial(self.machine, runner, sessions)),
+                    # The first example with a database is slow, and examples of a machine are large.
                     settings=settings(
                         stateful_step_count=self.steps, suppress_health_check=list(HealthCheck), **chosen
                     ),
@@ -55,8 +55,8 @@ class Drive(Generic[People]):
                 runner.run(cluster.drop_database(database))
 
     def finds(self, cluster: Cluster, mistake: Weakened) -> None:
-        """Fail unless one is found. The first is enough: it need not be made small."""
-        # A KeyError: the answer has not what an answer of its kind has.
+        """Fail unless the search finds the mistake. It need not be minimized."""
+        # KeyError: an answer lacks an expected field.
         with pytest.raises((AssertionError, KeyError, asyncpg.PostgresError)) as found:
             self.go(
                 cluster,

@@ -1,7 +1,7 @@
-"""The delivery of events as a small Python program, to check the SQL against.
+"""A small Python model of event delivery, against which tests check the SQL.
 
-Knows nothing of locks, time or batches: a step tells it what the database said it did, and it says what must
-be true then. The edges of both state machines stand here once more, on purpose.
+It knows no locks, no time and no batches: a step passes it the answer of the database, and it computes the
+expected state. It repeats the edges of both state machines on purpose.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ WAITING = (SagaStatus.PENDING, SagaStatus.PENDING_RETRY)
 
 @dataclass
 class Subscription:
-    """Who gets what, and whether it may."""
+    """An event type, and whether deliveries are allowed."""
 
     id: int
     event_type: str
@@ -48,7 +48,7 @@ class Saga:
     due: bool = True
 
     def move(self, status: SagaStatus) -> None:
-        """Take an edge."""
+        """Change the status by a legal edge."""
         assert status in SAGA_EDGES[self.status], f"saga {self.id}: {self.status} to {status}"
         self.status = status
 
@@ -77,10 +77,10 @@ class Job:
 
 @dataclass
 class World:
-    """All there is."""
+    """All rows of the model."""
 
     subscriptions: dict[int, Subscription] = field(default_factory=dict)
-    events: dict[int, str] = field(default_factory=dict)  # its type
+    events: dict[int, str] = field(default_factory=dict)  # event type by event id
     keys: dict[str, int] = field(default_factory=dict)
     unrouted: list[int] = field(default_factory=list)
     sagas: dict[int, Saga] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class World:
     dead_letters: dict[int, Saga] = field(default_factory=dict)
 
     def routes(self, event_id: int) -> list[Subscription]:
-        """Who gets an event that is routed now."""
+        """Return the subscriptions that get an event if it is routed now."""
         return [
             subscription
             for subscription in self.subscriptions.values()
@@ -96,7 +96,7 @@ class World:
         ]
 
     def due(self, subscription: Subscription) -> list[Saga]:
-        """What a tick may start or bury."""
+        """Return the sagas that a tick may start or dead-letter."""
         return [
             saga
             for saga in self.sagas.values()
@@ -104,11 +104,11 @@ class World:
         ]
 
     def active_jobs(self, subscription: Subscription) -> int:
-        """How much of the window is used."""
+        """Return how much of the window is used."""
         return sum(job.active and job.saga.subscription is subscription for job in self.jobs.values())
 
     def claimed(self, wanted: int, slots: int) -> list[int]:
-        """Which jobs a claim gets: the oldest, of each subscription as many as it has slots."""
+        """Return the attempts that a claim gets: the oldest, limited by the slots of each subscription."""
         pending = [
             job
             for _, job in sorted(self.jobs.items())
@@ -124,17 +124,17 @@ class World:
         return taken[:wanted]
 
     def limit(self, saga: Saga, max_attempts: int) -> int:
-        """How many attempts a saga has."""
+        """Return the maximum number of attempts of a saga."""
         return saga.subscription.max_attempts or max_attempts
 
     def exhausted(self, saga: Saga, max_attempts: int) -> bool:
-        """Whether a waiting saga has none left."""
+        """Tell whether a waiting saga has no attempt left."""
         return saga.status is SagaStatus.PENDING_RETRY and saga.attempt_count >= self.limit(
             saga, max_attempts
         )
 
     def apply(self, job: Job, max_attempts: int, *, due_at_once: bool) -> SagaStatus:
-        """What a result makes of its saga."""
+        """Apply a result, and return the new status of its saga."""
         saga = job.saga
         job.applied = True
         saga.attempt_count += 1

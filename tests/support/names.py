@@ -1,6 +1,6 @@
-"""DNS as a test wants it, for a daemon in its own process; and what that daemon dialled.
+"""DNS answers of a test for a daemon in another process, and the addresses that the daemon dialled.
 
-Speaks with tests/support/site/sitecustomize.py through files in a folder.
+Exchanges files with tests/support/site/sitecustomize.py in a folder.
 """
 
 import json
@@ -12,7 +12,7 @@ SITE = Path(__file__).parent / "site"
 
 
 class Names:
-    """The names that exist; change them whenever you like."""
+    """The names that exist; a test may change them at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -21,32 +21,32 @@ class Names:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the daemon that is to believe in them."""
+        """Return the environment of a daemon that uses these names."""
         path = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {"PYTHONPATH": os.pathsep.join(path), "TEST_NAMES_FOLDER": str(self._folder)}
 
     def answer(self, name: str, *addresses: str) -> None:
-        """From the next lookup on."""
+        """Set the addresses of a name from the next lookup on."""
         self._table[name] = list(addresses)
         self._save()
 
     def stay_silent(self, *names: str) -> None:
-        """Let lookups of these wait, until they have an answer."""
+        """Let lookups of these names wait until they have an answer."""
         self._table |= dict.fromkeys(names)
         self._save()
 
     @property
     def asked(self) -> list[str]:
-        """Every lookup, in order."""
+        """Return every lookup, in order."""
         return self._read("asked.jsonl")
 
     @property
     def dials(self) -> set[tuple[str, int]]:
-        """Every address and port to which a connection was begun, or would have been."""
+        """Return every address and port that the daemon connected to or tried to."""
         return {(host, port) for host, port in self._read("dials.jsonl")}
 
     def _save(self) -> None:
-        # In one move: a lookup reads the table as it was or as it is.
+        # One rename: a lookup reads either the old or the new table.
         fresh = self._folder / "names.json.new"
         fresh.write_text(json.dumps(self._table))
         fresh.replace(self._folder / "names.json")

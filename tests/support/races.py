@@ -1,4 +1,4 @@
-"""Two sides on one database: one holds its transaction open until the other is seen to skip or to wait."""
+"""Two sessions on one database: one keeps its transaction open until the other skips or waits."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Side(Protocol):
-    """Who takes part: a login of the daemon's, and a superuser who watches."""
+    """A session of the daemon, and a superuser session to observe it."""
 
     daemon: "Connection"
     superuser: "Connection"
@@ -25,35 +25,35 @@ SideType = TypeVar("SideType", bound=Side)
 
 @dataclass(frozen=True)
 class Contest(Generic[SideType]):
-    """Two daemons on one database, and somebody who watches."""
+    """Two daemons on one database."""
 
     first: SideType
     second: SideType
 
     async def skips(self, step: Coroutine[Any, Any, Result]) -> Result:
-        """The second's step, which must end while the first's transaction is open."""
+        """Return the result of the second side's step, which must end while the first transaction is open."""
         task = asyncio.create_task(step)
         waits = asyncio.create_task(until_blocked(self.first.superuser, self._second_pid, self._first_pid))
         await asyncio.wait({task, waits}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
-            raise AssertionError("waited for the other instead of skipping what it holds")
+            raise AssertionError("waited for the locks of the first side instead of skipping them")
         waits.cancel()
         return await task
 
     async def waits(self, step: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """The second's step, seen waiting for the first's transaction."""
+        """Return the second side's step as a task that waits for the first transaction."""
         task = asyncio.create_task(step)
         waits = asyncio.create_task(until_blocked(self.first.superuser, self._second_pid, self._first_pid))
         await asyncio.wait({task, waits}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             waits.cancel()
-            raise AssertionError(f"did not wait for the other: {task}")
+            raise AssertionError(f"did not wait for the first side: {task}")
         await waits
         return task
 
     async def count(self, query: str) -> int:
-        """A number, as everybody sees it."""
+        """Return a number that a committed read sees."""
         number: int = await self.first.superuser.fetchval(query)
         return number
 

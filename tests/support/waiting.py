@@ -1,6 +1,6 @@
-"""Ways to see that something waits, or has ended, without guessing by sleeping.
+"""Waits for conditions without sleeping for a fixed time.
 
-Reads pg_blocking_pids through an observer's connection, and asyncio tasks.
+Reads pg_blocking_pids through an observing connection, and asyncio tasks.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from tests.support.database import Connection
 
 POLL_INTERVAL_SECONDS = 0.01
-# On a machine that does much else: only to end a test that hangs.
+# Only ends a test that hangs; long enough for a busy machine.
 CONDITION_TIMEOUT_SECONDS = 120
 
 
 async def until_blocked(observer: "Connection", waiting_pid: int, by_pid: int | None = None) -> None:
-    """Return when a backend waits for a lock, held by `by_pid` if that is given."""
+    """Return when a backend waits for a lock, of `by_pid` if given."""
     blocking: list[int] = []
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONDITION_TIMEOUT_SECONDS
@@ -32,20 +32,20 @@ async def until_blocked(observer: "Connection", waiting_pid: int, by_pid: int | 
 
 
 async def finished(task: "asyncio.Task[Any]") -> bool:
-    """Tell whether a task has ended, after letting every other ready task run once."""
+    """Tell whether a task has ended, after every other ready task ran once."""
     await asyncio.sleep(0)
     return task.done()
 
 
 async def until_finished(task: "asyncio.Task[Any]") -> None:
-    """Return when a task has ended, in whichever way; a failure in the given time if it has not."""
+    """Return when a task has ended or failed; raise after the time limit."""
     done, _ = await asyncio.wait([task], timeout=CONDITION_TIMEOUT_SECONDS)
     if not done:
         raise AssertionError(f"{task.get_name()} did not end within {CONDITION_TIMEOUT_SECONDS} s")
 
 
 async def until(observer: "Connection", query: str, *arguments: object) -> None:
-    """Return when a query says true."""
+    """Return when a query returns true."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONDITION_TIMEOUT_SECONDS
     while not await observer.fetchval(query, *arguments):
@@ -55,7 +55,7 @@ async def until(observer: "Connection", query: str, *arguments: object) -> None:
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
-    """Return when something came true, be it in another thread."""
+    """Return when a condition is true, which may change in another thread."""
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-        while not condition():  # noqa: ASYNC110  an event of this loop would not hear the endpoint's thread
+        while not condition():  # noqa: ASYNC110  another thread cannot set an event of this loop
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
