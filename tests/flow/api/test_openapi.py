@@ -159,7 +159,7 @@ async def test_the_examples_of_jobs_are_of_jobs(api: Client) -> None:
     for policy in (change["policy"], change["kind_policy"]):
         assert policy["base_delay_seconds"] < policy["max_delay_seconds"] < policy["retention_seconds"]
     schemas = document["components"]["schemas"]
-    of_events = schemas["NewEvent"]["properties"]["correlation_id"]
+    of_events = schemas["PublishEvent"]["properties"]["correlation_id"]
     for name in ("NewJob", "NewWorkflow", "Job", "Workflow", "ClaimedJob"):
         assert schemas[name]["properties"]["correlation_id"] != of_events, name
     assert "documented" not in schemas["NewJob"]["description"]
