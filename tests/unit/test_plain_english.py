@@ -1,7 +1,7 @@
 """Keeps the worst words out of messages, descriptions and docstrings, and out of the texts of SQL errors.
 
-Checks every string constant of webhookd/ that has a space: docstrings, log messages, help texts, errors,
-descriptions, metric and OpenAPI texts. In schema/ it checks every string literal that has a space: error messages.
+In webhookd/ it checks every string constant that has a space: docstrings, log messages, help texts, errors,
+metric and OpenAPI texts. In schema/ it checks every string literal that has a space: error messages.
 """
 
 import ast
@@ -14,37 +14,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Path prefixes that are still to be rewritten.
 NOT_YET = (
-    "schema/",
+    "schema/deliveries/subscriptions.sql",
     "webhookd/cli/",
     "webhookd/core/dsn.py",
     "webhookd/core/states.py",
-    "webhookd/daemon/daemon.py",
-    "webhookd/daemon/services.py",
-    "webhookd/daemon/systemd.py",
-    "webhookd/db/",
-    "webhookd/deliveries/attempts.py",
     "webhookd/deliveries/cli/",
-    "webhookd/deliveries/events.py",
-    "webhookd/deliveries/ingest.py",
-    "webhookd/deliveries/payloads.py",
-    "webhookd/deliveries/ring.py",
-    "webhookd/deliveries/sender.py",
-    "webhookd/deliveries/slots.py",
-    "webhookd/deliveries/worker.py",
+    "webhookd/deliveries/pacing.py",
     "webhookd/devtools/",
-    "webhookd/embedded/",
-    "webhookd/hints.py",
-    "webhookd/http/wake.py",
     "webhookd/jobqueue/",
     "webhookd/local_",
-    "webhookd/outbound/",
-    "webhookd/pacing.py",
-    "webhookd/wakeups.py",
 )
 
 WORST_WORDS = re.compile(
     r"""\b(
-        anew | begun | amid | whoever | whosoever | nobody(?:'s)? | somebody(?:'s)? | everybody(?:'s)?
+        anew | begun | amid | whoever | whosoever
+        | (?<!postgres\ or\ )nobody(?:'s)?  # but the system's user nobody
+        | somebody(?:'s)? | everybody(?:'s)?
         | anybody(?:'s)? | in\ vain | (?:is|are|was|were|be)\ told | (?:asks|asked)\ (?:nobody|anew|again)
         | who\ (?:is|are|was|were|has|have|had|may|might|can|could|does|did|do|asks|asked|waits|comes|came
             |gets|got|wants|needs|holds|sends|reads|knows|cannot|else)
