@@ -64,7 +64,7 @@ class DeadLetters:
                 "operate",
                 self._requeue_many,
                 "Requeue many dead letters",
-                responses.RequeueCounts,
+                responses.RequeueResult,
                 description="Requeues every dead letter that matches the filter, except those created while "
                 "this runs. By default it only counts: set `dry_run` to false to requeue. Safe to repeat.",
                 body=requests.RequeueMany,
@@ -123,7 +123,7 @@ class DeadLetters:
             matched += batch.matched
             requeued += batch.requeued
             after_id, done = batch.last_id, batch.matched < size
-        counts = responses.RequeueCounts(matched=matched, requeued=requeued, skipped=matched - requeued)
+        counts = responses.RequeueResult(matched=matched, requeued=requeued, skipped=matched - requeued)
         if body.limit is not None:
             # The values for the next request: start after this id, and end at this time.
             counts["last_id"] = None if done else after_id

@@ -261,7 +261,7 @@ class RequeuedDeadLetter(TypedDict):
     saga_id: Id
 
 
-class RequeueCounts(TypedDict):
+class RequeueResult(TypedDict):
     """The result of a bulk requeue, or of its dry run."""
 
     matched: Count
