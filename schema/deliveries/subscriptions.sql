@@ -153,7 +153,7 @@ begin
         raise exception using
             errcode = 'WH413',
             message = format('that is not the challenge of subscription %s any more', subscription_id),
-            hint = 'Its address changed, or another verification was begun: begin again.';
+            hint = 'The address changed, or a newer verification was started: verify again.';
     end if;
     update subscriptions s set verified = true, updated_at = now() where s.id = subscription_id;
 end

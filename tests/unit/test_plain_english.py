@@ -14,12 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Path prefixes that are still to be rewritten.
 NOT_YET = (
-    "schema/deliveries/subscriptions.sql",
-    "webhookd/cli/",
-    "webhookd/core/dsn.py",
     "webhookd/core/states.py",
-    "webhookd/deliveries/cli/",
-    "webhookd/deliveries/pacing.py",
     "webhookd/devtools/",
     "webhookd/jobqueue/",
     "webhookd/local_",
