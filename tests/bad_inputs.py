@@ -1,10 +1,10 @@
-"""The project's list of bad inputs, row by row: the tests that show what each gets, or why it differs here.
+"""The list of bad inputs, row by row: the tests that cover each, or the reason why webhookd differs.
 
-Rows have the letters and numbers of the list that the project was planned with: A callback URLs, B bodies
-of events, C parameters, tokens and protocol, D a subscription's own headers, F configuration, G commands.
+The letters and numbers are those of the list from the planning of the project: A callback URLs, B bodies of
+events, C parameters, tokens and protocol, D custom headers, F configuration, G commands.
 (E, endpoint responses, is in tests/unit/outbound/test_client_responses.py and tests/flow/test_endpoints.py.)
-A test is named by its file and function; a sentence that begins with "Differs:" says why there is none.
-tests/test_bad_inputs.py checks that each row is here and each test there.
+A test is named by its file and function; a sentence that starts with "Differs:" says why there is none.
+tests/test_bad_inputs.py checks that the rows are complete and that the tests exist.
 """
 
 CLIENT_ADDRESSES = "tests/unit/outbound/test_client_addresses.py"
@@ -14,20 +14,22 @@ DIALLED = "tests/unit/outbound/test_client_addresses.py::test_a_blocked_literal_
 API_URLS = "tests/flow/test_addresses.py::test_the_api_refuses_every_such_url"
 HEADERS = "tests/unit/outbound/test_headers.py::test_bad_headers_are_refused_with_their_code"
 API_SUBSCRIPTIONS = (
-    "tests/flow/api/test_subscriptions.py::test_bad_addresses_headers_and_policies_are_refused"
+    "tests/flow/api/test_subscriptions.py::test_invalid_urls_headers_and_policies_are_rejected"
 )
-NO_EVENT = "tests/flow/api/test_bodies.py::test_bodies_that_are_no_event_are_refused"
-LARGE = "tests/flow/api/test_bodies.py::test_a_body_may_be_as_large_as_is_set"
-ENCODED = "tests/flow/api/test_bodies.py::test_wrong_types_and_encodings_are_refused"
-KEPT = "tests/flow/api/test_events.py::test_what_json_allows_is_kept"
-KEY = "tests/flow/api/test_events.py::test_an_idempotency_key_stores_once"
-TOKENS = "tests/flow/api/test_tokens.py::test_tokens_that_are_none"
-PARAMETERS = "tests/flow/api/test_protocol.py::test_ids_and_parameters_that_are_none"
-CLI_MISTAKE = "tests/flow/cli/test_usage.py::test_a_mistake_is_one_line"
-AWAY = "tests/flow/api/test_database_away.py::test_without_the_database_everything_is_503_in_time"
+NO_EVENT = "tests/flow/api/test_bodies.py::test_invalid_bodies_are_rejected"
+LARGE = "tests/flow/api/test_bodies.py::test_body_size_limit"
+ENCODED = "tests/flow/api/test_bodies.py::test_wrong_content_types_and_encodings_are_rejected"
+KEPT = "tests/flow/api/test_events.py::test_any_json_is_stored_unchanged"
+KEY = "tests/flow/api/test_events.py::test_idempotency_key_stores_one_event"
+TOKENS = "tests/flow/api/test_tokens.py::test_invalid_tokens_get_401"
+PARAMETERS = "tests/flow/api/test_protocol.py::test_invalid_ids_and_parameters"
+CLI_MISTAKE = "tests/flow/cli/test_usage.py::test_usage_error_is_one_line"
+AWAY = "tests/flow/api/test_database_away.py::test_requests_get_503_in_time_without_a_database"
 BAD_FILE = "tests/flow/reload/test_bad_files.py::test_a_bad_file_changes_nothing"
 BAD_SETTING = "tests/flow/test_start.py::test_a_bad_configuration"
-NO_TENANTS = "Differs: there are no tenants; a token has scopes, and who may read may read all."
+NO_TENANTS = (
+    "Differs: there are no tenants; a token has scopes, and the scope read allows reading everything."
+)
 
 BLOCKED_LITERAL = (LITERALS, API_URLS, DIALLED)
 BAD_URL = (URLS, API_URLS)
@@ -71,9 +73,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         "tests/unit/outbound/test_client_addresses.py::test_a31_invalid_stored_url_is_an_outcome",
         "tests/unit/outbound/test_client_responses.py::test_a31_internal_error_is_an_outcome_and_is_logged",
     ),
-    "A33": (*BAD_URL, "Differs: ports are 443 and 1024 to 65535, so 5432 and 6379 are ports like others."),
+    "A33": (*BAD_URL, "Differs: ports are 443 and 1024 to 65535, so 5432 and 6379 are ordinary ports."),
     "A34": BAD_URL,
-    "A36": (*BAD_URL, "Differs: 500 characters, as the table says."),
+    "A36": (*BAD_URL, "Differs: the limit is 500 characters, as in the table."),
     "A38": (
         CLIENT_ADDRESSES + "::test_a38_checked_address_is_the_dialled_address",
         "tests/flow/test_addresses.py::test_dns_rebinding_is_blocked",
@@ -92,33 +94,33 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "A42": (
         "tests/unit/outbound/test_client_addresses.py::test_a_name_without_an_address_fails_as_dns",
-        "Differs: a name is not looked up when a subscription is written; it is unverified until it answers.",
+        "Differs: a name is not resolved when a subscription is created; verification comes later.",
     ),
     "A43": (
         CLIENT_ADDRESSES + "::test_a43_own_address_is_blocked_even_in_an_allowed_network",
         "tests/flow/test_addresses.py::test_the_daemons_own_api_is_not_dialled",
     ),
-    "A44": ("tests/flow/api/test_verification.py::test_verification_goes_through_the_guard",),
+    "A44": ("tests/flow/api/test_verification.py::test_verification_respects_blocked_addresses",),
     "A45": (
-        "tests/flow/api/test_subscriptions.py::test_a45_two_subscriptions_may_have_one_address",
-        "Differs: allowed; each is a subscription of its own, with its own secret and deliveries.",
+        "tests/flow/api/test_subscriptions.py::test_a45_two_subscriptions_may_share_an_address",
+        "Differs: allowed; each subscription has its own secret and deliveries.",
     ),
     "B1": (LARGE,),
-    "B2": ("tests/flow/api/test_bodies.py::test_a_length_that_is_too_large_is_refused_from_the_header",),
-    "B3": (LARGE, "tests/flow/api/test_bodies.py::test_b3_a_body_without_end_is_cut_off"),
+    "B2": ("tests/flow/api/test_bodies.py::test_too_large_content_length_is_rejected_before_the_body",),
+    "B3": (LARGE, "tests/flow/api/test_bodies.py::test_b3_endless_body_is_rejected"),
     "B4": (ENCODED,),
     "B5": (ENCODED,),
     "B7": (ENCODED,),
     "B8": (NO_EVENT,),
     "B9": (NO_EVENT,),
-    "B10": (KEPT, "Differs: a payload is any JSON text, kept to the byte, escapes of NUL too."),
-    "B12": (NO_EVENT, KEPT, "Differs: 1e999 is JSON, and a payload's numbers are not looked at."),
-    "B14": (KEPT, "Differs: 1e200000 is JSON, and a payload's numbers are not looked at."),
+    "B10": (KEPT, "Differs: a payload is any JSON text, stored byte for byte, escaped NUL included."),
+    "B12": (NO_EVENT, KEPT, "Differs: 1e999 is valid JSON, and the numbers of a payload are not checked."),
+    "B14": (KEPT, "Differs: 1e200000 is valid JSON, and the numbers of a payload are not checked."),
     "B15": (NO_EVENT,),
-    "B17": ("tests/flow/api/test_events.py::test_an_event_is_accepted_and_delivered_byte_for_byte",),
+    "B17": ("tests/flow/api/test_events.py::test_event_is_accepted_and_delivered_byte_for_byte",),
     "B18": (NO_EVENT, KEPT, "Differs: a payload may be any JSON value; the body must be an object."),
     "B19": (NO_EVENT,),
-    "B20": (KEY, "Differs: the signed id is the event's own, so a key may have dots."),
+    "B20": (KEY, "Differs: the signed id is the event's id, so a key may contain dots."),
     "B21": (KEY,),
     "B22": (KEY,),
     "B23": (NO_TENANTS,),
@@ -131,48 +133,51 @@ ROWS: dict[str, tuple[str, ...]] = {
         NO_EVENT,
         PARAMETERS,
         "tests/flow/api/test_dead_letters.py::test_dead_letters_are_listed_and_requeued_by_filter",
-        "Differs: an event's time is the database's, and a time of the caller's an unknown field.",
+        "Differs: an event's time comes from the database, and a time in the request is an unknown field.",
     ),
     "B27": (NO_EVENT,),
-    "B29": ("tests/flow/api/test_batches.py::test_a_batch_has_a_thousand_events_at_most",),
+    "B29": ("tests/flow/api/test_batches.py::test_batch_has_at_most_1000_events",),
     "B30": (NO_TENANTS,),
     "C1": (TOKENS, "tests/flow/api/test_tokens.py::test_each_route_needs_its_scope"),
     "C2": (TOKENS,),
     "C3": ("tests/flow/reload/test_access.py::test_tokens_are_reloaded",),
     "C4": (TOKENS,),
     "C5": (NO_TENANTS,),
-    "C7": (PARAMETERS, "tests/schema/test_pages.py::test_a_cursor_of_no_row_is_refused"),
+    "C7": (PARAMETERS, "tests/schema/test_pages.py::test_cursor_without_a_row_is_rejected"),
     "C8": (
         PARAMETERS,
-        "tests/flow/api/test_protocol.py::test_what_is_not_http_is_answered_and_closed",
-        "Differs: ids are numbers, and any number of digits is an id that there is not.",
+        "tests/flow/api/test_protocol.py::test_invalid_http_gets_a_problem_and_is_closed",
+        "Differs: ids are numbers, and a number with too many digits is an unknown id.",
     ),
     "C10": (PARAMETERS,),
-    "C11": (API_SUBSCRIPTIONS, "tests/flow/api/test_subscriptions.py::test_a_patch_changes_what_it_names"),
+    "C11": (
+        API_SUBSCRIPTIONS,
+        "tests/flow/api/test_subscriptions.py::test_patch_changes_only_the_given_fields",
+    ),
     "C12": (API_SUBSCRIPTIONS,),
-    "C14": ("tests/flow/api/test_dead_letters.py::test_a_requeue_to_a_held_subscription_is_refused",),
+    "C14": ("tests/flow/api/test_dead_letters.py::test_requeue_for_a_held_subscription_is_rejected",),
     "C15": (
-        "tests/flow/api/test_dead_letters.py::test_a_dead_letter_is_shown_and_requeued_once",
-        "tests/schema/test_saga_states.py::test_no_column_of_a_terminal_saga_changes",
-        "Differs: what is requeued is a dead letter, which a Completed delivery never has: 404.",
+        "tests/flow/api/test_dead_letters.py::test_dead_letter_is_requeued_once",
+        "tests/schema/test_saga_states.py::test_terminal_saga_is_immutable",
+        "Differs: only a dead letter can be requeued, and a Completed delivery has none: 404.",
     ),
     "C16": ("tests/schema/test_subscriptions.py::test_at_most_four_secrets_sign",),
     "C17": (
         "tests/unit/test_server.py::test_headers_have_a_deadline",
-        "tests/unit/test_server.py::test_a_body_has_a_deadline",
+        "tests/unit/test_server.py::test_body_has_a_deadline",
     ),
-    "C19": ("tests/unit/test_server.py::test_one_connection_too_many_ends_the_idlest",),
+    "C19": ("tests/unit/test_server.py::test_connection_above_the_limit_closes_the_longest_idle",),
     "C20": (
         "tests/flow/api/test_protocol.py::test_unknown_routes_and_methods",
-        "Differs: every answer is JSON, whatever Accept says.",
+        "Differs: every response is JSON, whatever Accept says.",
     ),
     "C21": (
-        "tests/flow/api/test_subscriptions.py::test_a_subscription_is_made_and_read",
-        "Differs: a secret is shown once and no part of it again; a token is stored as its digest.",
+        "tests/flow/api/test_subscriptions.py::test_subscription_is_created_and_shown",
+        "Differs: a secret is shown once, completely; of a token only the digest is stored.",
     ),
     "C22": (
-        "tests/flow/api/test_tokens.py::test_without_tokens_a_web_page_may_not_ask",
-        "Differs: no decision is made by a client's address, so X-Forwarded-For is not read at all.",
+        "tests/flow/api/test_tokens.py::test_without_tokens_other_origins_are_rejected",
+        "Differs: no decision depends on a client's address, so X-Forwarded-For is not read.",
     ),
     "C23": (AWAY,),
     "D1": (
@@ -194,47 +199,45 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F1": (
         BAD_FILE,
         BAD_SETTING,
-        "tests/unit/test_config.py::test_what_is_not_toml_is_refused_with_its_line",
-        "tests/unit/test_config.py::test_a_byte_order_mark_is_refused_with_its_line",
-        "tests/unit/test_config.py::test_lines_may_end_as_on_windows",
-        "tests/unit/test_config.py::test_a_named_file_must_be_there",
-        "tests/unit/test_config.py::test_no_file_is_fine",
+        "tests/unit/test_config.py::test_invalid_toml_is_rejected",
+        "tests/unit/test_config.py::test_byte_order_mark_is_rejected",
+        "tests/unit/test_config.py::test_windows_line_ends_are_accepted",
+        "tests/unit/test_config.py::test_named_file_must_exist",
+        "tests/unit/test_config.py::test_file_is_optional",
     ),
-    "F3": (BAD_FILE, BAD_SETTING, "tests/unit/test_config.py::test_f3_a_number_out_of_its_range_is_refused"),
+    "F3": (BAD_FILE, BAD_SETTING, "tests/unit/test_config.py::test_f3_number_out_of_range_is_rejected"),
     "F4": (BAD_FILE, BAD_SETTING),
-    "F5": (AWAY, "tests/flow/test_check.py::test_what_is_probably_not_meant"),
-    "F6": ("tests/flow/test_check.py::test_what_is_probably_not_meant",),
+    "F5": (AWAY, "tests/flow/test_check.py::test_check_and_serve_print_the_same_warnings"),
+    "F6": ("tests/flow/test_check.py::test_check_and_serve_print_the_same_warnings",),
     "F7": (
-        "tests/unit/test_config.py::test_the_environment_wins_over_the_file",
+        "tests/unit/test_config.py::test_environment_overrides_the_file",
         "Differs: the environment wins over the file, and no command prints the configuration.",
     ),
-    "F8": ("Differs: secrets are in a table of their own, not encrypted yet, so there is no key.",),
-    "F9": ("Differs: secrets are not encrypted yet, so there is no key to be unknown.",),
+    "F8": ("Differs: secrets are in a separate table and not encrypted yet, so there is no key.",),
+    "F9": ("Differs: secrets are not encrypted yet, so no key can be unknown.",),
     "F11": (
         "tests/unit/outbound/test_client_responses.py::test_f11_a_proxy_in_the_environment_is_not_used",
         "tests/flow/test_addresses.py::test_proxy_and_netrc_of_the_environment_are_ignored",
     ),
-    "F12": (
-        "Differs: a service's environment is its unit's, and who sets PYTHONPATH may as well replace it.",
-    ),
-    "F13": ("tests/unit/test_dsn.py::test_other_machines_without_tls",),
+    "F12": ("Differs: the unit sets the environment; a user who can set PYTHONPATH could replace webhookd.",),
+    "F13": ("tests/unit/test_dsn.py::test_unencrypted_hosts",),
     "F15": (
         "tests/flow/reload/test_keys.py::test_a_key_of_the_start_is_named_and_left_alone",
-        "Differs: database.dsn needs a restart, and a reload that finds it changed says so.",
+        "Differs: database.dsn needs a restart, and a reload reports that.",
     ),
     "F16": (
-        "tests/schema/test_orchestration.py::test_a_retry_is_due_after_its_delay",
+        "tests/schema/test_orchestration.py::test_retry_is_due_after_its_delay",
         "tests/schema/test_publish.py::test_the_event_has_its_transactions_time",
-        "Differs: schedules, leases and signatures go by the database's clock, timeouts by a monotonic one.",
+        "Differs: schedules, leases and signatures use the database's clock, timeouts a monotonic clock.",
     ),
     "G1": ("tests/schema/test_migrate_command.py::test_an_unknown_word_is_wrong_usage", CLI_MISTAKE),
-    "G2": ("tests/flow/cli/test_publish.py::test_what_cannot_be_a_payload_is_a_usage_error",),
+    "G2": ("tests/flow/cli/test_publish.py::test_invalid_payload_is_a_usage_error",),
     "G4": ("tests/flow/cli/test_dead_letters.py::test_requeue_by_filter",),
     "G5": (CLI_MISTAKE,),
-    "G6": ("tests/flow/cli/test_tokens.py::test_a_token_is_no_argument",),
+    "G6": ("tests/flow/cli/test_tokens.py::test_token_as_an_argument_is_rejected",),
     "G8": (
         "tests/schema/test_migrate_command.py::test_an_interrupted_migration_leaves_nothing",
-        "tests/flow/cli/test_publish.py::test_an_interrupted_file_says_how_far_it_came",
+        "tests/flow/cli/test_publish.py::test_interrupted_batch_prints_its_summary",
     ),
     "G9": (
         "tests/schema/test_migrate_command.py::test_a_closed_port_is_unavailable",
@@ -242,12 +245,12 @@ ROWS: dict[str, tuple[str, ...]] = {
         "tests/schema/test_migrate_command.py::test_a_login_without_rights_is_refused",
         "tests/flow/test_start.py::test_an_empty_database_is_refused",
         "tests/flow/test_start.py::test_a_newer_schema_is_refused",
-        "tests/flow/test_check.py::test_a_login_that_lacks_rights",
-        "tests/flow/cli/test_status.py::test_no_daemon_is_one_line",
+        "tests/flow/test_check.py::test_login_without_privileges",
+        "tests/flow/cli/test_status.py::test_missing_daemon_is_reported_in_one_line",
     ),
-    "G11": ("Differs: root may run it, as in a container; the unit gives it a user of its own.",),
+    "G11": ("Differs: root may run it, as in a container; the systemd unit uses a separate user.",),
     "G12": (
         "tests/flow/test_lifecycle.py::test_three_instances_share_the_work",
-        "Differs: instances have no names to choose; each makes its own, with a random part.",
+        "Differs: instances have no configurable names; each creates its own, with a random part.",
     ),
 }

@@ -1,4 +1,4 @@
-"""The table of bad inputs is whole, and what it names is there."""
+"""The table of bad inputs is complete, and the tests that it names exist."""
 
 import ast
 from functools import cache
@@ -9,7 +9,7 @@ import pytest
 from tests.bad_inputs import ROWS
 
 ROOT = Path(__file__).parent.parent
-# The numbers that the list has; those between were dropped from it.
+# The numbers of the list; the missing ones were dropped from it.
 NUMBERS = {
     "A": "1-6 8-11 13 15 16 18 19 21-25 29-31 33 34 36 38-45",
     "B": "1-5 7-10 12 14 15 17-27 29 30",
@@ -22,7 +22,7 @@ REASON = "Differs: "
 
 
 def rows() -> list[str]:
-    """Every row of the list, in its order."""
+    """Return every row of the list, in order."""
     found = []
     for part, numbers in NUMBERS.items():
         for span in numbers.split():
@@ -33,7 +33,7 @@ def rows() -> list[str]:
 
 @cache
 def names_in(path: str) -> set[str]:
-    """The names of a file's test functions."""
+    """Return the names of a file's test functions."""
     tree = ast.parse((ROOT / path).read_text())
     return {
         node.name
@@ -42,14 +42,14 @@ def names_in(path: str) -> set[str]:
     }
 
 
-def test_every_row_is_there_and_no_other() -> None:
-    """In the list's order."""
+def test_table_has_every_row() -> None:
+    """The table has exactly the rows of the list, in its order."""
     assert list(ROWS) == rows()
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_has_tests_that_exist_or_a_reason(row: str) -> None:
-    """A renamed test is missed here; an empty reason too."""
+def test_row_has_existing_tests_or_a_reason(row: str) -> None:
+    """A renamed test and an empty reason are found here."""
     assert ROWS[row]
     for entry in ROWS[row]:
         if entry.startswith(REASON):

@@ -1,4 +1,4 @@
-"""What an operator sees of an instance: /readyz, /status, /metrics, and its log."""
+"""What an operator can observe: /readyz, /status, /metrics and the log."""
 
 import asyncio
 from typing import Any
@@ -15,32 +15,32 @@ from webhookd.deliveries import subscriptions
 
 
 def status_of(daemon: DaemonProcess) -> Any:
-    """What /status says."""
+    """Return the document of /status."""
     return daemon.get_json("/status")
 
 
 def backlog_of(daemon: DaemonProcess) -> dict[str, int]:
-    """Where something waits, by /status; nowhere if it was not seen."""
+    """Return the stages with waiting work, from /status."""
     backlog = status_of(daemon)["backlog"]
     stages = backlog["stages"] if backlog else []
     return {stage["stage"]: stage["waiting"] for stage in stages if stage["waiting"]}
 
 
-async def test_the_backlog_is_seen(flow: Flow, make_daemon: MakeDaemon) -> None:
-    """Without a router, events wait to be routed: in the gauges and in /status, with their age."""
+async def test_backlog_is_reported(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """Without a router, events wait for routing: shown in the gauges and in /status, with their age."""
     await flow.publish()
     await flow.publish()
     daemon = await make_daemon(services={"enabled": ["api"]}).start()
     await daemon.until(lambda: daemon.metric("webhookd_backlog", stage="routing") == 2, "seen")
-    # A look that took too long is forgotten until the next.
+    # The monitor discards a reading that took too long, until the next one.
     await daemon.until(lambda: backlog_of(daemon) == {"routing": 2}, "seen in /status")
     age = "webhookd_backlog_oldest_age_seconds"
     await daemon.until(lambda: daemon.metric(age, stage="routing") > 0, "old")
     assert daemon.metric(age, stage="results") == 0
 
 
-async def test_a_failing_endpoint_is_seen(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
-    """It is named, with its error; and no more when it has answered."""
+async def test_failing_endpoint_is_reported(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """It is listed with its error until it responds again."""
     created = await subscribed(flow, endpoint)
     endpoint.answer(503)
     daemon = await make_daemon(orchestration={"failing_after": 2}, retry={"max_attempts": 1000}).start()
@@ -55,10 +55,10 @@ async def test_a_failing_endpoint_is_seen(flow: Flow, endpoint: Endpoint, make_d
     assert daemon.metric("webhookd_delivery_attempts_total", outcome="delivered") == 1
 
 
-async def test_a_dead_letter_is_logged_with_its_correlation_id(
+async def test_dead_letter_is_logged_with_its_correlation_id(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """From the publisher to the endpoint's header and to every line about it."""
+    """The correlation id is in the endpoint's header and in every log line about the delivery."""
     await subscribed(flow, endpoint)
     endpoint.answer(500)
     daemon = await make_daemon(retry={"max_attempts": 1}).start()
@@ -74,8 +74,10 @@ async def test_a_dead_letter_is_logged_with_its_correlation_id(
     assert endpoint.requests[0].headers["webhook-correlation-id"] == "trace-7"
 
 
-async def test_what_is_under_way_is_seen(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
-    """In flight while they are; then their verdicts, and how long they took."""
+async def test_requests_in_flight_are_reported(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """In flight while they run; then their verdicts and durations."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     daemon = await make_daemon(delivery=HELD).start()
@@ -92,10 +94,10 @@ async def test_what_is_under_way_is_seen(flow: Flow, endpoint: Endpoint, make_da
     assert daemon.metric("webhookd_deliveries_in_flight") == 0
 
 
-async def test_a_retry_is_logged_with_its_correlation_id(
+async def test_retry_is_logged_with_its_correlation_id(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Not the dead letter alone: whoever follows a trace sees why it took so long."""
+    """A trace shows why a delivery took long, not only that it became a dead letter."""
     await subscribed(flow, endpoint)
     endpoint.fail_times(1)
     daemon = await make_daemon().start()
@@ -105,10 +107,10 @@ async def test_a_retry_is_logged_with_its_correlation_id(
     assert (line["correlation_id"], line["error_code"]) == ("trace-8", "HTTP_503")
 
 
-async def test_a_draining_instance_is_alive_and_not_ready(
+async def test_draining_instance_is_alive_and_not_ready(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Balancers send it nothing more while its last request ends."""
+    """Load balancers stop sending requests while its last delivery finishes."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     daemon = await make_daemon(delivery=HELD, services={"shutdown_grace_seconds": 600}).start()
@@ -123,14 +125,14 @@ async def test_a_draining_instance_is_alive_and_not_ready(
     assert await flow.daemon.fetchval("select status from webhookd.webhook_delivery_jobs") == "Completed"
 
 
-async def test_health_has_an_address_of_its_own(flow: Flow, make_daemon: MakeDaemon) -> None:
-    """An instance without the API can be asked how it does, and nothing else."""
+async def test_health_can_have_its_own_address(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """An instance without the API serves only health and status."""
     daemon = make_daemon(services={"enabled": ["routing"]})
     daemon.configure(api={"health_listen": f"127.0.0.1:{daemon.port}"})
     await daemon.start()
     assert daemon.get("/healthz")[0] == 200
     assert daemon.get("/v1/events")[0] == 404
-    assert [one["name"] for one in status_of(daemon)["services"]] == [
+    assert [service["name"] for service in status_of(daemon)["services"]] == [
         "listener",
         "notifier",
         "monitor",
@@ -141,8 +143,8 @@ async def test_health_has_an_address_of_its_own(flow: Flow, make_daemon: MakeDae
     await until(flow.daemon, "select not exists (select from webhookd.event_routing_queue)")
 
 
-async def test_no_delivery_goes_to_the_daemon_itself(flow: Flow, make_daemon: MakeDaemon) -> None:
-    """Its own address is refused before it is dialled, whatever networks are allowed."""
+async def test_daemon_does_not_deliver_to_itself(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """Its own address is blocked before a connection is opened, whatever networks are allowed."""
     daemon = await make_daemon(retry={"max_attempts": 1}).start()
     created = await subscriptions.create(
         flow.daemon, EVENT_TYPE, f"https://127.0.0.1:{daemon.port}/v1/events"
@@ -157,10 +159,10 @@ async def test_no_delivery_goes_to_the_daemon_itself(flow: Flow, make_daemon: Ma
     assert daemon.metric("webhookd_dials_blocked_total") == 1
 
 
-async def test_one_report_that_cannot_be_stored_holds_up_no_other(
+async def test_unstorable_report_delays_no_other(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """It should not exist; if it does, it is logged and counted, and the others are stored."""
+    """A report that the database rejects is logged and counted, and the others are stored."""
     await subscribed(flow, endpoint)
     unlucky = await flow.publish()
     await flow.superuser.execute(
@@ -185,7 +187,7 @@ async def test_one_report_that_cannot_be_stored_holds_up_no_other(
     await until(flow.daemon, COMPLETED, 20)
     others = 20
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-        # It may come by after all of these; alone it is tried again, for it is known by the others.
+        # The report may come after all of these. Alone it is retried: it is recognised only among others.
         while not daemon.logged("cannot be stored"):
             await flow.publish()
             others += 1
@@ -195,10 +197,10 @@ async def test_one_report_that_cannot_be_stored_holds_up_no_other(
     assert line["event_id"] == unlucky
 
 
-async def test_a_claim_under_way_at_sigterm_is_not_lost(
+async def test_claim_during_sigterm_is_not_lost(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """What the last claim got is sent and reported: no lease is left behind."""
+    """The attempts of the last claim are sent and reported: no lease is left behind."""
     await subscribed(flow, endpoint)
     await flow.publish()
     await flow.route()
@@ -222,8 +224,8 @@ async def test_a_claim_under_way_at_sigterm_is_not_lost(
     assert await flow.daemon.fetchval("select status from webhookd.webhook_delivery_jobs") == "Completed"
 
 
-async def test_what_the_api_answers_is_counted(make_daemon: MakeDaemon) -> None:
-    """By the route's form and the class of the status; a path that is no route makes no series of its own."""
+async def test_api_responses_are_counted(make_daemon: MakeDaemon) -> None:
+    """By route pattern and status class; an unknown path creates no series of its own."""
     daemon = await make_daemon().start()
     daemon.post_json("/v1/events", {"event_type": EVENT_TYPE, "payload": {}})
     daemon.post_json("/v1/events", {})
@@ -239,8 +241,8 @@ async def test_what_the_api_answers_is_counted(make_daemon: MakeDaemon) -> None:
     assert answers("none", "4xx") == 1
 
 
-async def test_a_change_that_waits_for_a_restart_is_seen(make_daemon: MakeDaemon) -> None:
-    """How many settings of the file do not run yet; what a reload swaps is shown at once."""
+async def test_settings_that_need_a_restart_are_counted(make_daemon: MakeDaemon) -> None:
+    """The gauge counts them; other settings take effect with the reload."""
     daemon = await make_daemon(database={"pool_size": 3}, delivery={"concurrency": 5}).start()
     assert daemon.metric("webhookd_config_restart_needed") == 0
     daemon.configure(database={"pool_size": 4}, delivery={"concurrency": 6})

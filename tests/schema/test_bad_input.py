@@ -1,7 +1,7 @@
-"""Bad input to every function that the daemon may call: refused in words, with nothing changed.
+"""Bad input to every function that the daemon may call: rejected with a message, and nothing changes.
 
-For each function one call that is good, and what may be put into its place to make it bad. The database is
-one where a bad call that went through would have something to change.
+Each function has a good call, and arguments that make it bad. In this database a bad call that went through
+would change something.
 """
 
 import base64
@@ -19,8 +19,8 @@ from webhookd.db.connection import Connection
 from webhookd.deliveries import attempts as jobs
 from webhookd.deliveries import dead_letters, sagas
 
-# Ids of the world that `world` makes; a copy of the template counts from 1.
-SUBSCRIPTION, HELD, DEAD_LETTER, NOBODY = 1, 2, 1, 999_999
+# Ids of the rows that `world` creates; a copy of the template counts from 1.
+SUBSCRIPTION, HELD, DEAD_LETTER, UNKNOWN = 1, 2, 1, 999_999
 TOKEN = "'00000000-0000-0000-0000-000000000000'"
 GOOD_SECRET = "whsec_" + "A" * 32
 
@@ -29,7 +29,7 @@ Arguments = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Bad:
-    """Arguments, as SQL, that make a good call bad; and how it is refused."""
+    """Arguments, as SQL, that make a good call bad, and the expected error."""
 
     sqlstate: str
     message: str
@@ -38,7 +38,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class Function:
-    """A function with a good call, the arguments that may be null there, and its bad ones."""
+    """A function with a good call, its nullable arguments, and its bad arguments."""
 
     good: Arguments
     nullable: frozenset[str] = frozenset()
@@ -46,27 +46,27 @@ class Function:
 
 
 def wrong(message: str, **arguments: str) -> Bad:
-    """An argument of the wrong form or size."""
+    """Return an argument of the wrong format or size."""
     return Bad("WH400", message, arguments)
 
 
 def missing(message: str, **arguments: str) -> Bad:
-    """An id of nothing."""
+    """Return an id that does not exist."""
     return Bad("WH404", message, arguments)
 
 
 def not_positive(*names: str, message: str = "{} must be at least 1") -> list[Bad]:
-    """Sizes of zero and less."""
+    """Return sizes of zero and less."""
     return [wrong(message.format(name), **{name: size}) for name in names for size in ("0", "-1")]
 
 
 def out_of_range(name: str, message: str, *values: str) -> list[Bad]:
-    """Numbers that are too small, too big, or none."""
+    """Return numbers that are too small, too large, or not a number."""
     return [wrong(message, **{name: value}) for value in values]
 
 
 def literal(text: str) -> str:
-    """A text as an SQL literal, whatever its characters."""
+    """Return a text as an SQL literal, whatever its characters."""
     escaped = "".join(
         character if " " <= character <= "~" and character not in "'\\" else f"\\U{ord(character):08x}"
         for character in text
@@ -126,7 +126,7 @@ BAD_ADDRESSES = {
 
 
 def secret_of(size: int) -> str:
-    """A secret of so many bytes."""
+    """Return a secret of so many bytes."""
     return "whsec_" + base64.b64encode(bytes(size)).decode()
 
 
@@ -180,7 +180,7 @@ PUBLISHED = {"event_type": "'a'", "payload": "'{}'", "idempotency_key": "'k'", "
 
 
 def policy_bad(*names: str) -> list[Bad]:
-    """What no retry policy may have."""
+    """Return values that no retry policy may have."""
     bad = {
         "max_attempts": not_positive("max_attempts"),
         "base_delay_seconds": out_of_range(
@@ -195,7 +195,7 @@ def policy_bad(*names: str) -> list[Bad]:
 
 
 def subscription_bad() -> list[Bad]:
-    """What no subscription may be given, at its birth or later."""
+    """Return values that no subscription may have, at creation or later."""
     return [
         *(wrong("callback_url must be", callback_url=literal(url)) for url in BAD_ADDRESSES.values()),
         *out_of_range("max_attempts", "max_attempts must be 1 to 1000", "0", "-1", "1001"),
@@ -264,7 +264,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "start_due_sagas": Function(
         {
-            "subscription_ids": f"array[{SUBSCRIPTION}, {NOBODY}]",
+            "subscription_ids": f"array[{SUBSCRIPTION}, {UNKNOWN}]",
             "quotas": "array[10, 10]",
             "saga_marks": "array[null, null]::timestamptz[]",
             "job_marks": "array[null, null]::bigint[]",
@@ -315,7 +315,7 @@ FUNCTIONS: dict[str, Function] = {
             "wanted": "10",
             "lease_seconds": "60",
             "subscription_slots": "10",
-            "busy_subscription_ids": f"array[{NOBODY}]",
+            "busy_subscription_ids": f"array[{UNKNOWN}]",
             "busy_slots": "array[1]",
             "first_job_id": "0",
         },
@@ -333,7 +333,7 @@ FUNCTIONS: dict[str, Function] = {
         ],
     ),
     "load_deliveries": Function(
-        {"job_ids": f"array[{NOBODY}]", "lease_tokens": f"array[{TOKEN}]::uuid[]", "small_only": "false"},
+        {"job_ids": f"array[{UNKNOWN}]", "lease_tokens": f"array[{TOKEN}]::uuid[]", "small_only": "false"},
         bad=[
             wrong("lease_tokens must have one element for each job", job_ids="array[1, 2]"),
             wrong("lease_tokens must have one element for each job", lease_tokens="'{}'"),
@@ -341,7 +341,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "report_results": Function(
         {
-            "job_ids": f"array[{NOBODY}]",
+            "job_ids": f"array[{UNKNOWN}]",
             "lease_tokens": f"array[{TOKEN}]::uuid[]",
             "response_statuses": "array[200]",
             "error_codes": "array[null]::text[]",
@@ -387,7 +387,7 @@ FUNCTIONS: dict[str, Function] = {
         ],
     ),
     "release_jobs": Function(
-        {"job_ids": f"array[{NOBODY}]", "lease_tokens": f"array[{TOKEN}]::uuid[]"},
+        {"job_ids": f"array[{UNKNOWN}]", "lease_tokens": f"array[{TOKEN}]::uuid[]"},
         bad=[
             wrong("lease_tokens must have one element for each job", job_ids="array[1, 2]"),
             wrong("lease_tokens must have one element for each job", lease_tokens="'{}'"),
@@ -404,7 +404,7 @@ FUNCTIONS: dict[str, Function] = {
     "requeue_dead_letter": Function(
         {"dead_letter_id": f"{DEAD_LETTER}"},
         bad=[
-            missing(f"no dead letter {NOBODY}", dead_letter_id=f"{NOBODY}"),
+            missing(f"no dead letter {UNKNOWN}", dead_letter_id=f"{UNKNOWN}"),
             missing("no dead letter 0", dead_letter_id="0"),
             missing("no dead letter -1", dead_letter_id="-1"),
             Bad("WH412", "subscription 2 is not active and verified", {"dead_letter_id": "2"}),
@@ -453,7 +453,7 @@ FUNCTIONS: dict[str, Function] = {
         },
         frozenset({"max_attempts", "base_delay_seconds", "description"}),
         [
-            missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}"),
+            missing(f"no subscription {UNKNOWN}", subscription_id=f"{UNKNOWN}"),
             wrong("changed can contain active, callback_url", changed="'{active,activ}'"),
             wrong("changed can contain active, callback_url", changed="'{verified}'"),
             wrong("changed can contain active, callback_url", changed="'{event_type}'"),
@@ -464,7 +464,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "begin_verification": Function(
         {"subscription_id": f"{SUBSCRIPTION}"},
-        bad=[missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}")],
+        bad=[missing(f"no subscription {UNKNOWN}", subscription_id=f"{UNKNOWN}")],
     ),
     "complete_verification": Function(
         {
@@ -472,7 +472,7 @@ FUNCTIONS: dict[str, Function] = {
             "challenge": "(select challenge from webhookd.begin_verification(1))",
         },
         bad=[
-            missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}", challenge="'x'"),
+            missing(f"no subscription {UNKNOWN}", subscription_id=f"{UNKNOWN}", challenge="'x'"),
             Bad("WH413", "subscription 1 is no longer valid", {"challenge": "'x'"}),
             Bad("WH413", "subscription 1 is no longer valid", {"challenge": "''"}),
             Bad("WH413", "subscription 1 is no longer valid", {"challenge": "repeat('x', 9999)"}),
@@ -482,7 +482,7 @@ FUNCTIONS: dict[str, Function] = {
         {"subscription_id": f"{SUBSCRIPTION}", "overlap_seconds": "60", "secret": f"'{GOOD_SECRET}'"},
         frozenset({"secret"}),
         [
-            missing(f"no subscription {NOBODY}", subscription_id=f"{NOBODY}"),
+            missing(f"no subscription {UNKNOWN}", subscription_id=f"{UNKNOWN}"),
             *out_of_range(
                 "overlap_seconds",
                 "overlap_seconds must be 0 to 31536000",
@@ -495,13 +495,13 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def call(name: str, arguments: Arguments) -> str:
-    """The statement that calls a function, its arguments by name."""
+    """Return the statement that calls a function, with named arguments."""
     given = ", ".join(f"{argument} => {value}" for argument, value in arguments.items())
     return f"select * from webhookd.{name}({given})"
 
 
 async def contents(superuser: Connection) -> dict[str, list[str]]:
-    """Every row of every table of ours, as text."""
+    """Return every row of every table of webhookd, as text."""
     tables = await superuser.fetch("select tablename from pg_tables where schemaname = 'webhookd'")
     assert tables
     return {
@@ -511,7 +511,7 @@ async def contents(superuser: Connection) -> dict[str, list[str]]:
 
 
 async def refusal(connection: Connection, statement: str) -> asyncpg.PostgresError | None:
-    """How a statement is refused; None if it is not."""
+    """Return a statement's error, or None."""
     try:
         await connection.execute(statement)
     except asyncpg.PostgresError as error:
@@ -520,7 +520,7 @@ async def refusal(connection: Connection, statement: str) -> asyncpg.PostgresErr
 
 
 async def serve_and_undo(connection: Connection, statement: str) -> None:
-    """Run a statement that must not fail, and take back what it did."""
+    """Run a statement that must not fail, and roll it back."""
     transaction = connection.transaction()
     await transaction.start()
     try:
@@ -531,9 +531,9 @@ async def serve_and_undo(connection: Connection, statement: str) -> None:
 
 @pytest.fixture
 async def world(flow: Flow) -> Flow:
-    """A database in which each function has something to do.
+    """Give a database in which each function has something to do.
 
-    Two subscriptions with a dead letter each, the second one held; a challenge under way; sagas Pending,
+    Two subscriptions with a dead letter each, the second one held; an open challenge; sagas Pending,
     InProgress and PendingRetry; jobs Pending, expired, and reported but not applied; an event with a key that
     waits for routing.
     """
@@ -566,17 +566,17 @@ async def world(flow: Flow) -> Flow:
 
 
 async def next_job(flow: Flow) -> None:
-    """One more job that waits."""
+    """Create another pending attempt."""
     await flow.publish("first.type")
     await flow.route()
     [started] = await flow.start([SUBSCRIPTION])
     assert started.started == 1
 
 
-async def test_every_function_of_the_daemon_is_tried(flow: Flow) -> None:
-    """The list above has each function that webhookd_app may execute, with each of its arguments.
+async def test_every_function_of_the_daemon_is_covered(flow: Flow) -> None:
+    """The list above has each function that webhookd_app can execute, with all its arguments.
 
-    Those of the job substrate have a list of their own, in test_substrate_bad_input.py.
+    The job queue's functions have their own list, in test_substrate_bad_input.py.
     """
     rows = await flow.superuser.fetch(
         "select proname, proargnames[1:pronargs] from pg_proc where pronamespace = 'webhookd'::regnamespace"
@@ -587,8 +587,8 @@ async def test_every_function_of_the_daemon_is_tried(flow: Flow) -> None:
     }
 
 
-async def test_good_calls_are_served(world: Flow, subtests: pytest.Subtests) -> None:
-    """What the bad calls are made from is good, also with null where null means something."""
+async def test_good_calls_succeed(world: Flow, subtests: pytest.Subtests) -> None:
+    """The calls that the bad ones are derived from are good, also with null where it is allowed."""
     for name, function in FUNCTIONS.items():
         for nothing in ({}, *({argument: "null"} for argument in function.nullable)):
             with subtests.test(f"{name} {nothing}"):
@@ -596,10 +596,10 @@ async def test_good_calls_are_served(world: Flow, subtests: pytest.Subtests) -> 
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-async def test_bad_calls_are_refused_and_change_nothing(
+async def test_bad_calls_are_rejected_and_change_nothing(
     world: Flow, name: str, subtests: pytest.Subtests
 ) -> None:
-    """Each bad or missing argument has its SQLSTATE and a message, and every table stays as it was."""
+    """Each bad or missing argument has its SQLSTATE and message, and no table changes."""
     function = FUNCTIONS[name]
     nulls = [
         wrong("", **{argument: "null"}) for argument in function.good if argument not in function.nullable
@@ -615,7 +615,7 @@ async def test_bad_calls_are_refused_and_change_nothing(
     assert await contents(world.superuser) == before
 
 
-async def test_the_largest_size_is_no_error(world: Flow, subtests: pytest.Subtests) -> None:
+async def test_largest_size_means_all(world: Flow, subtests: pytest.Subtests) -> None:
     """A size may be as large as its type, and then means "all"."""
     for name, size in (
         ("route_events", "batch_size"),
@@ -633,8 +633,8 @@ async def test_the_largest_size_is_no_error(world: Flow, subtests: pytest.Subtes
             await serve_and_undo(world.daemon, call(name, {**FUNCTIONS[name].good, size: "2147483647"}))
 
 
-async def test_what_just_fits_is_accepted(flow: Flow) -> None:
-    """The longest values that the messages promise are taken, by functions and tables alike."""
+async def test_longest_values_are_accepted(flow: Flow) -> None:
+    """Functions and tables accept the longest values that the messages promise."""
     address = "https://receiver.example/".ljust(500, "x")
     for secret in (secret_of(24), secret_of(64)):
         await flow.daemon.execute(
@@ -655,8 +655,8 @@ async def test_what_just_fits_is_accepted(flow: Flow) -> None:
     assert lease.callback_url == address
 
 
-async def test_the_table_asks_for_https_too(flow: Flow, subtests: pytest.Subtests) -> None:
-    """An address that the function refuses is refused by the table's own check, whoever writes."""
+async def test_table_requires_https_too(flow: Flow, subtests: pytest.Subtests) -> None:
+    """An address that the function rejects is also rejected by the table's CHECK."""
     for name, address in BAD_ADDRESSES.items():
         with subtests.test(name):
             error = await refusal(
@@ -670,20 +670,20 @@ async def test_the_table_asks_for_https_too(flow: Flow, subtests: pytest.Subtest
     assert await flow.superuser.fetchval("select count(*) from webhookd.subscriptions") == 0
 
 
-# Where a wrong job or token is no error, for the rest of the batch goes on
+# A wrong job or token is no error, because the rest of the batch continues
 
 
-async def test_a_report_of_a_wrong_job_or_token_is_a_verdict(world: Flow) -> None:
-    """A wrong token is stale, an unknown job unknown; neither changes anything."""
+async def test_report_with_wrong_job_or_token_gets_a_verdict(world: Flow) -> None:
+    """A wrong token is stale, an unknown job is unknown; neither changes anything."""
     [lease] = await world.claim()
     before = await contents(world.superuser)
     assert await world.report(lease._replace(lease_token=uuid4())) is ReportVerdict.STALE
-    assert await world.report(lease._replace(job_id=NOBODY)) is ReportVerdict.UNKNOWN
+    assert await world.report(lease._replace(job_id=UNKNOWN)) is ReportVerdict.UNKNOWN
     assert await contents(world.superuser) == before
 
 
-async def test_a_bad_report_does_not_stop_the_good_one(world: Flow) -> None:
-    """In one batch each job gets its own verdict."""
+async def test_bad_report_does_not_stop_a_good_one(world: Flow) -> None:
+    """In a batch, each job gets its own verdict."""
     [lease] = await world.claim()
     finished_id = await world.daemon.fetchval(
         "select min(id) from webhookd.webhook_delivery_jobs where status = 'Failed'"
@@ -691,13 +691,13 @@ async def test_a_bad_report_does_not_stop_the_good_one(world: Flow) -> None:
     verdicts = await jobs.report(
         world.daemon,
         [
-            jobs.Report(NOBODY, lease.lease_token, 200),
+            jobs.Report(UNKNOWN, lease.lease_token, 200),
             jobs.Report(lease.job_id, lease.lease_token, 200),
             jobs.Report(finished_id, lease.lease_token, 200),
         ],
     )
     assert verdicts == {
-        NOBODY: ReportVerdict.UNKNOWN,
+        UNKNOWN: ReportVerdict.UNKNOWN,
         lease.job_id: ReportVerdict.ACCEPTED,
         finished_id: ReportVerdict.STALE,
     }
@@ -705,10 +705,10 @@ async def test_a_bad_report_does_not_stop_the_good_one(world: Flow) -> None:
     assert await world.job_status(finished_id) is AttemptStatus.FAILED
 
 
-async def test_loading_and_releasing_leave_out_what_is_not_held(world: Flow) -> None:
-    """Only jobs with their right tokens are loaded or released; the others are left out, and left alone."""
+async def test_only_held_jobs_are_loaded_and_released(world: Flow) -> None:
+    """Jobs with a wrong token are left out and unchanged."""
     [lease] = await world.claim()
-    wrong_ones = [lease._replace(lease_token=uuid4()), lease._replace(job_id=NOBODY)]
+    wrong_ones = [lease._replace(lease_token=uuid4()), lease._replace(job_id=UNKNOWN)]
     before = await contents(world.superuser)
     assert await jobs.load(world.daemon, wrong_ones) == []
     assert await jobs.release(world.daemon, wrong_ones) == []
@@ -723,8 +723,8 @@ async def test_loading_and_releasing_leave_out_what_is_not_held(world: Flow) -> 
     assert await jobs.release(world.daemon, [lease]) == []
 
 
-async def test_any_answer_can_be_reported(world: Flow) -> None:
-    """No result is unstorable: what is too long is cut, what makes no sense is mended, and all is applied."""
+async def test_any_result_can_be_reported(world: Flow) -> None:
+    """No result is unstorable: long texts are cut, impossible values corrected, and all are applied."""
     odd = [
         jobs.Report(0, uuid4(), 500, "E" * 1000, -5, 1e300, b"\x00\xff" * 5000),
         jobs.Report(0, uuid4(), None, None, 1, None, None),
@@ -766,20 +766,20 @@ async def test_any_answer_can_be_reported(world: Flow) -> None:
     )
 
 
-async def test_an_unknown_subscription_or_job_gets_nothing(world: Flow) -> None:
-    """Filters and shares that name nobody are answered with nothing, and change nothing."""
+async def test_unknown_subscription_or_job_returns_nothing(world: Flow) -> None:
+    """Filters and shares with unknown ids return nothing and change nothing."""
     before = await contents(world.superuser)
-    assert await sagas.apply_results(world.daemon, 10, POLICY, 10, [NOBODY]) == []
-    [share] = await world.start([NOBODY])
+    assert await sagas.apply_results(world.daemon, 10, POLICY, 10, [UNKNOWN]) == []
+    [share] = await world.start([UNKNOWN])
     assert (share.started, share.active, share.drained) == (0, 0, True)
-    which = dead_letters.Filter(subscription_id=NOBODY)
+    which = dead_letters.Filter(subscription_id=UNKNOWN)
     bulk = await dead_letters.requeue_many(world.daemon, which, 0, 10, dry_run=False)
     assert (bulk.matched, bulk.requeued, bulk.skipped) == (0, 0, 0)
     assert await contents(world.superuser) == before
 
 
-async def test_no_quota_starts_nothing(world: Flow) -> None:
-    """A share of nothing is not an error and not a job."""
+async def test_zero_quota_starts_nothing(world: Flow) -> None:
+    """A share of zero is not an error and starts no attempt."""
     before = await contents(world.superuser)
     [share] = await world.start([SUBSCRIPTION], quota=0)
     assert share.started == 0
@@ -788,8 +788,8 @@ async def test_no_quota_starts_nothing(world: Flow) -> None:
     assert share.started == 1
 
 
-async def test_busy_slots_named_twice_double_no_lease(world: Flow) -> None:
-    """A subscription that is named twice among the busy ones is refused, or its jobs are leased once each."""
+async def test_repeated_busy_subscription_doubles_no_lease(world: Flow) -> None:
+    """A subscription that is listed twice as busy is rejected, or its jobs are leased once each."""
     claimed: list[int] = []
     with contextlib.suppress(asyncpg.PostgresError):
         rows = await world.daemon.fetch(

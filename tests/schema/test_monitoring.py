@@ -35,7 +35,7 @@ async def test_delivery_is_counted_at_every_stage(flow: Flow) -> None:
     await flow.apply(LATER, failing_after=1)
     assert await waiting(flow) == {"retry": 1, "failing": 1}
     [endpoint] = await backlog.failing_endpoints(flow.daemon, 10)
-    assert (endpoint.consecutive_failures, endpoint.last_error_code) == (1, "HTTP_500")
+    assert (endpoint["consecutive_failures"], endpoint["last_error_code"]) == (1, "HTTP_500")
 
 
 async def test_held_work_is_not_backlog(flow: Flow) -> None:

@@ -1,7 +1,7 @@
-"""Lists, page by page, beside 200,000 deliveries that are over: what a page touches, and what it shows.
+"""Pages of lists among 200,000 finished deliveries: the rows they show and the blocks they read.
 
-Each list is asked for its first and its last page, with every combination of filters: those that match much,
-and those that match three rows at the far ends of the past. The session's own counters tell what was read.
+Each list is read with every combination of filters, first and last page. Some filters match many rows, others
+three rows at the ends of the history. The session's own counters show what was read.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -40,18 +40,18 @@ Result = TypeVar("Result")
 
 SIZE = 200_000
 LIMIT = 20
-# A page reads at most so many rows of an index, or of five, a block each; and looks something up for each row
-# it shows, three levels and a row. The rest is descents, and the planner's own looks at the ends of indexes.
+# A page reads at most so many rows of one index, or of five, a block each, and makes a lookup for each row it
+# shows: three levels and a row. The rest is index descents and the planner's probes of index ends.
 BLOCKS_OF_ROW = 4
 BLOCKS_OF_PAGE = 60 + LIMIT
 BLOCKS_OF_FIVE_PIECES = 100 + 5 * LIMIT
-# A delivery that is explained: its saga, its last job, its dead letter, its endpoint, its turn.
+# An explained delivery: its saga, last attempt, dead letter, endpoint, and other active attempts.
 BLOCKS_OF_WHY = 24
 LIMITS = Limits(subscription_window=64, max_attempts=5)
 
-# Three deliveries in the whole past: its first, its middle, its last.
+# Three deliveries in the whole history: the first, one in the middle, the last.
 RARE_SUBSCRIPTION = 398
-# Nothing but failures since its few successes, at the beginning; and thousands of dead letters.
+# A few successes at the start, then only failures, with thousands of dead letters.
 DOWN_SUBSCRIPTION = 397
 DOWN_ERROR = "TIMEOUT"
 RARE_TYPE = "type.rare"
@@ -71,7 +71,7 @@ UNUSUAL = (
     """,
     f"update webhookd.events set event_type = '{RARE_TYPE}' where id in (9, {SIZE // 8}, {SIZE // 4 - 9})",
     f"update webhookd.dead_letters set subscription_id = {DOWN_SUBSCRIPTION} where id between 3000 and 9000",
-    # Of the code that is everybody's, at the subscription that has the rare one; far from the others.
+    # The common code, at the subscription that has the rare one; far from the others.
     f"""
     update webhookd.dead_letters set subscription_id = {SUBSCRIPTION_OF_RARE_ERROR}
     where id in (select id from webhookd.dead_letters where final_error_code = 'HTTP_500' order by id limit 3)
@@ -80,15 +80,15 @@ UNUSUAL = (
 
 
 class Case(NamedTuple):
-    """A list, and the same in SQL, to check it against."""
+    """A list, and the same in SQL to compare with."""
 
-    ask: "List"
+    fetch: "List"
     filters: dict[str, Any]
     expected: str
 
 
 def deliveries(where: str, **filters: Any) -> Case:
-    """A list of deliveries."""
+    """Return a case of deliveries."""
     return Case(
         lambda connection, page: reads.deliveries(connection, page, **filters),
         filters,
@@ -97,7 +97,7 @@ def deliveries(where: str, **filters: Any) -> Case:
 
 
 def events(where: str, **filters: Any) -> Case:
-    """A list of events."""
+    """Return a case of events."""
     return Case(
         lambda connection, page: reads.events(connection, page, **filters),
         filters,
@@ -105,8 +105,8 @@ def events(where: str, **filters: Any) -> Case:
     )
 
 
-def letters(where: str, **filters: Any) -> Case:
-    """A list of dead letters."""
+def dead_letter_case(where: str, **filters: Any) -> Case:
+    """Return a case of dead letters."""
 
     async def ask(connection: "Connection", page: Page) -> list[dict[str, Any]]:
         return await reads.dead_letters(connection, page, await with_times(connection, filters))
@@ -117,7 +117,7 @@ def letters(where: str, **filters: Any) -> Case:
 
 
 async def with_times(connection: "Connection", filters: dict[str, Any]) -> Filter:
-    """A filter; its times are given as the ids of the dead letters that failed then."""
+    """Return a filter; its times are given as ids of dead letters that failed then."""
     times: dict[str, datetime] = {
         name: await connection.fetchval("select failed_at from webhookd.dead_letters where id = $1", value)
         for name, value in filters.items()
@@ -127,7 +127,7 @@ async def with_times(connection: "Connection", filters: dict[str, Any]) -> Filte
 
 
 def at(letter_id: int) -> str:
-    """When a dead letter failed, in SQL."""
+    """Return the time when a dead letter failed, in SQL."""
     return f"(select failed_at from webhookd.dead_letters where id = {letter_id})"
 
 
@@ -162,31 +162,33 @@ CASES = {
     "events, no such type": events("event_type = 'type.none'", event_type="type.none"),
     "events, key": events("idempotency_key = 'past-4'", idempotency_key="past-4"),
     "events, key and another type": events("false", idempotency_key="past-4", event_type="type.n7"),
-    "dead letters": letters("true"),
-    "dead letters, subscription": letters("subscription_id = 1", subscription_id=1),
-    "dead letters, code": letters("final_error_code = 'HTTP_500'", error_code="HTTP_500"),
-    "dead letters, rare code": letters(f"final_error_code = '{RARE_ERROR}'", error_code=RARE_ERROR),
-    "dead letters, no such code": letters("final_error_code = 'X'", error_code="X"),
-    "dead letters, subscription and code": letters(
+    "dead letters": dead_letter_case("true"),
+    "dead letters, subscription": dead_letter_case("subscription_id = 1", subscription_id=1),
+    "dead letters, code": dead_letter_case("final_error_code = 'HTTP_500'", error_code="HTTP_500"),
+    "dead letters, rare code": dead_letter_case(f"final_error_code = '{RARE_ERROR}'", error_code=RARE_ERROR),
+    "dead letters, no such code": dead_letter_case("final_error_code = 'X'", error_code="X"),
+    "dead letters, subscription and code": dead_letter_case(
         BOTH, subscription_id=SUBSCRIPTION_OF_RARE_ERROR, error_code="HTTP_500"
     ),
-    "dead letters, subscription and no such code": letters("false", subscription_id=DOWN, error_code="X"),
-    "dead letters, beginning": letters(f"failed_at < {at(30)}", failed_before=30),
-    "dead letters, before all": letters(f"failed_at < {at(1)}", failed_before=1),
-    "dead letters, end": letters(f"failed_at >= {at(9000)}", failed_after=9000),
-    "dead letters, window": letters(
+    "dead letters, subscription and no such code": dead_letter_case(
+        "false", subscription_id=DOWN, error_code="X"
+    ),
+    "dead letters, beginning": dead_letter_case(f"failed_at < {at(30)}", failed_before=30),
+    "dead letters, before all": dead_letter_case(f"failed_at < {at(1)}", failed_before=1),
+    "dead letters, end": dead_letter_case(f"failed_at >= {at(9000)}", failed_after=9000),
+    "dead letters, window": dead_letter_case(
         f"failed_at >= {at(900)} and failed_at < {at(960)}", failed_after=900, failed_before=960
     ),
-    "dead letters, subscription's beginning": letters(
+    "dead letters, subscription's beginning": dead_letter_case(
         f"subscription_id = 1 and failed_at < {at(9000)}", subscription_id=1, failed_before=9000
     ),
-    "dead letters, subscription's end": letters(
+    "dead letters, subscription's end": dead_letter_case(
         f"subscription_id = {DOWN} and failed_at >= {at(8998)}", subscription_id=DOWN, failed_after=8998
     ),
-    "dead letters, code's beginning": letters(
+    "dead letters, code's beginning": dead_letter_case(
         f"final_error_code = 'HTTP_500' and failed_at < {at(50)}", error_code="HTTP_500", failed_before=50
     ),
-    "dead letters, all four": letters(
+    "dead letters, all four": dead_letter_case(
         f"{BOTH} and failed_at >= {at(2)} and failed_at < {at(9000)}",
         subscription_id=SUBSCRIPTION_OF_RARE_ERROR,
         error_code="HTTP_500",
@@ -201,14 +203,14 @@ LETTERS = {name: case.filters for name, case in CASES.items() if name.startswith
 
 @pytest.fixture(scope="module", params=["known", "unknown"])
 def past(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Database]:
-    """Give the past, with statistics from before its unusual rows, and from after."""
+    """Give a history, with statistics from before or after its unusual rows."""
     database = run_apart(write_past(cluster, known=request.param == "known"))
     yield database
     run_apart(cluster.drop_database(database))
 
 
 async def write_past(cluster: Cluster, *, known: bool) -> Database:
-    """A long past with unusual rows in it, of which the planner knows or not."""
+    """Write a long history with unusual rows; the planner's statistics know them or not."""
     database = await cluster.create_database(migrated=True)
     superuser = await database.connect("superuser")
     await write_history(superuser, SIZE)
@@ -223,7 +225,7 @@ async def write_past(cluster: Cluster, *, known: bool) -> Database:
 
 @pytest.fixture
 async def daemon(past: Database) -> "AsyncIterator[Connection]":
-    """Give a session of the daemon's."""
+    """Give a session of the daemon."""
     yield await past.connect()
     await past.close()
 
@@ -231,30 +233,30 @@ async def daemon(past: Database) -> "AsyncIterator[Connection]":
 async def blocks_touched(
     daemon: "Connection", call: "Callable[[Connection], Awaitable[Result]]"
 ) -> tuple[Result, int]:
-    """What a call gives, and how many blocks it fetched of tables that grow."""
+    """Return the result of a call, and the number of blocks it read of growing tables."""
     result, touched = await watch(daemon, call, "repeatable_read")
     return result, sum(count for table, count in touched.blocks.items() if table != "subscriptions")
 
 
 def allowed_blocks(name: str, rows: int) -> int:
-    """What a page of so many rows may touch."""
+    """Return how many blocks a page of so many rows may read."""
     of_page = BLOCKS_OF_FIVE_PIECES if name.endswith(" subscription") else BLOCKS_OF_PAGE
     return of_page + BLOCKS_OF_ROW * rows
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_page_costs_what_it_shows_wherever_it_is(daemon: "Connection", name: str) -> None:
-    """First and last page have the rows that they should, and touch a bounded number of blocks for each."""
+async def test_page_reads_a_bounded_number_of_blocks(daemon: "Connection", name: str) -> None:
+    """The first and the last page have the right rows, and read a bounded number of blocks per row."""
     case = CASES[name]
     expected = [row["id"] for row in await daemon.fetch(case.expected)]
     last = expected[-LIMIT - 1] if len(expected) > LIMIT else None
     for page, shown in ((Page(LIMIT), expected[:LIMIT]), (Page(LIMIT, last), expected[-LIMIT:])):
-        rows, blocks = await blocks_touched(daemon, lambda c, page=page: case.ask(c, page))  # type: ignore[misc]
+        rows, blocks = await blocks_touched(daemon, lambda c, page=page: case.fetch(c, page))  # type: ignore[misc]
         assert [row["id"] for row in rows] == shown
         assert blocks <= allowed_blocks(name, len(rows))
 
 
-# By the index: a list that is in need of it.
+# By index: a list that needs it.
 IN_NEED_OF = {
     "idx_event_type": "events, rare type",
     "idx_saga_status": "deliveries, rare status",
@@ -267,22 +269,22 @@ IN_NEED_OF = {
 
 
 @pytest.mark.parametrize("index", first_in_gate(IN_NEED_OF))
-async def test_a_missing_index_is_missed(past: Database, index: str) -> None:
-    """Without it a page that it serves touches more blocks than the tests above allow."""
+async def test_missing_index_exceeds_the_bound(past: Database, index: str) -> None:
+    """Without an index, a page that it serves reads more blocks than the other tests allow."""
     superuser = await past.connect("superuser")
     name = IN_NEED_OF[index]
     transaction = superuser.transaction(isolation="repeatable_read")
     await transaction.start()
     await superuser.execute(f"drop index webhookd.{index}")
-    rows, blocks = await blocks_touched(superuser, lambda c: CASES[name].ask(c, Page(LIMIT)))
+    rows, blocks = await blocks_touched(superuser, lambda c: CASES[name].fetch(c, Page(LIMIT)))
     await transaction.rollback()
     await past.close()
     assert blocks > allowed_blocks(name, len(rows))
 
 
 @pytest.mark.parametrize("name", LETTERS)
-async def test_a_batch_of_a_requeue_costs_what_it_matches(daemon: "Connection", name: str) -> None:
-    """Oldest first, the first batch and the last: each matches what the list has, and reads that alone."""
+async def test_requeue_batch_reads_only_its_matches(daemon: "Connection", name: str) -> None:
+    """The first and the last batch, oldest first: each matches the list and reads only that."""
     which = await with_times(daemon, LETTERS[name])
     expected = [row["id"] for row in await daemon.fetch(CASES[name].expected)][::-1]
     whole = len(expected) // LIMIT * LIMIT
@@ -298,8 +300,8 @@ async def test_a_batch_of_a_requeue_costs_what_it_matches(daemon: "Connection", 
         assert blocks <= BLOCKS_OF_PAGE + BLOCKS_OF_ROW * batch.matched
 
 
-async def test_why_costs_what_it_tells(daemon: "Connection") -> None:
-    """An event of four subscriptions, at the beginning of the past and at its end."""
+async def test_explanation_reads_a_bounded_number_of_blocks(daemon: "Connection") -> None:
+    """An event of four subscriptions, at the start and at the end of the history."""
     for event_id in (1, SIZE // 4):
 
         def tell(c: "Connection", event_id: int = event_id) -> "Awaitable[dict[str, Any] | None]":
@@ -311,11 +313,11 @@ async def test_why_costs_what_it_tells(daemon: "Connection") -> None:
         assert blocks <= BLOCKS_OF_PAGE + BLOCKS_OF_WHY * SAGAS_OF_EVENT
 
 
-async def test_a_cursor_of_no_row_is_refused(flow: Flow) -> None:
-    """Where a list is by time, a cursor is a row's id, and has a place only while there is such a row."""
-    with pytest.raises(Refused, match="cursor: there is no dead letter 7"):
+async def test_cursor_without_a_row_is_rejected(flow: Flow) -> None:
+    """In a list by time a cursor is a row's id, and its position is known only while the row exists."""
+    with pytest.raises(Refused, match="cursor: no dead letter 7"):
         await reads.dead_letters(flow.daemon, Page(LIMIT, 7), Filter())
-    with pytest.raises(Refused, match="cursor: there is no event 7"):
+    with pytest.raises(Refused, match="cursor: no event 7"):
         await reads.events(flow.daemon, Page(LIMIT, 7), "type.n7")
     with pytest.raises(asyncpg.PostgresError, match="after_id must be 0 or the id of a dead letter"):
         await dead_letters.requeue_many(flow.daemon, Filter(), 7, LIMIT, dry_run=True)

@@ -285,7 +285,7 @@ async def test_every_function_of_the_substrate_is_tried(substrate: Substrate) ->
     }
 
 
-async def test_good_calls_are_served(substrate: Substrate, subtests: pytest.Subtests) -> None:
+async def test_good_calls_succeed(substrate: Substrate, subtests: pytest.Subtests) -> None:
     """What the bad calls are made from is good, also with null where null means something."""
     for name, function in FUNCTIONS.items():
         for nothing in ({}, *({argument: "null"} for argument in function.nullable)):
@@ -294,7 +294,7 @@ async def test_good_calls_are_served(substrate: Substrate, subtests: pytest.Subt
 
 
 @pytest.mark.once
-async def test_bad_calls_are_refused_and_change_nothing(
+async def test_bad_calls_are_rejected_and_change_nothing(
     substrate: Substrate, subtests: pytest.Subtests
 ) -> None:
     """Each bad or missing argument has its SQLSTATE and a message, and every table stays as it was."""
@@ -311,7 +311,7 @@ async def test_bad_calls_are_refused_and_change_nothing(
     assert await contents(substrate.superuser) == before
 
 
-async def test_what_just_fits_is_accepted(substrate: Substrate) -> None:
+async def test_longest_values_are_accepted(substrate: Substrate) -> None:
     """The longest texts, the largest numbers; and a failure is stored whatever it says."""
     fits = {
         "p_kind": "x" * 100,

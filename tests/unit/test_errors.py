@@ -1,6 +1,6 @@
-"""Tests of the errors: schema/ and Python agree on the codes, and a driver's error becomes the right one.
+"""Errors: schema/ and Python agree on the codes, and driver errors are translated correctly.
 
-Reads schema/ as text, and makes the driver's errors by hand: no database is needed.
+Reads schema/ as text and builds the driver's errors by hand: no database is needed.
 """
 
 import re
@@ -27,33 +27,33 @@ SCHEMA = Path(__file__).resolve().parents[2] / "schema"
 
 
 def schema_texts() -> list[str]:
-    """Every SQL file of schema/."""
+    """Return the text of every SQL file of schema/."""
     texts = [path.read_text("utf-8") for path in sorted(SCHEMA.rglob("*.sql"))]
     assert texts, "there is a schema"
     return texts
 
 
 def of_postgres(sqlstate: str, **fields: str) -> asyncpg.PostgresError:
-    """Make the error that asyncpg would raise for a server's message."""
+    """Return the error that asyncpg raises for a server's message."""
     error = asyncpg.PostgresError.new({"C": sqlstate, "M": "said the server", **fields})
     assert isinstance(error, asyncpg.PostgresError)
     return error
 
 
-def test_schema_and_python_know_the_same_refusals() -> None:
-    """Each SQLSTATE of ours that schema/ raises is a Refusal, and each Refusal is raised somewhere."""
+def test_schema_raises_exactly_the_refusals() -> None:
+    """Each WH SQLSTATE that schema/ raises is a Refusal, and each Refusal is raised."""
     raised = {code for text in schema_texts() for code in re.findall(r"errcode = '(WH[^']*)'", text)}
     assert raised == {refusal.value for refusal in Refusal}
 
 
-def test_schema_speaks_of_no_other_refusal() -> None:
-    """A code that is caught, or named in a comment, is one that is raised."""
+def test_schema_mentions_only_raised_refusals() -> None:
+    """A code that is caught, or mentioned in a comment, is also raised."""
     named = {code for text in schema_texts() for code in re.findall(r"\bWH[0-9A-Z]{3}\b", text)}
     assert named == {refusal.value for refusal in Refusal}
 
 
-def test_the_test_bed_knows_the_schemas_roles() -> None:
-    """The roles that the tests expect on a server are those that roles.sql makes."""
+def test_test_bed_has_the_roles_of_the_schema() -> None:
+    """The roles that the tests expect on a server are those of roles.sql."""
     arrays = re.findall(r"array\[([^\]]+)\]", (SCHEMA / "roles.sql").read_text("utf-8"))
     made = [name for array in arrays for name in re.findall(r"'([a-z_]+)'", array)]
     assert sorted(made) == sorted(SCHEMA_ROLES)
@@ -137,8 +137,8 @@ def test_driver_misuse_is_not_translated() -> None:
         raise asyncpg.InterfaceError("misuse")
 
 
-def test_exit_codes_are_the_contract() -> None:
-    """Each error ends a command with the exit code that DESIGN fixes."""
+def test_exit_codes_match_the_contract() -> None:
+    """Each error has the exit code that DESIGN fixes."""
     codes: dict[type[WebhookdError], int] = {
         ConfigurationError: 78,
         DatabaseUnavailable: 69,

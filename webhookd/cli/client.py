@@ -135,7 +135,7 @@ class Client:
     ) -> Answer:
         """Send a value as JSON and return the response. A msgspec.Raw in it is sent byte for byte.
 
-        Cancelling this closes the connection, and so tells the daemon that nobody waits for the response.
+        Cancelling this closes the connection, which shows the daemon that the response is not needed.
         """
         message = self._message(method, path, b"" if value is None else msgspec.json.encode(value))
         reader, writer = await self._connect()

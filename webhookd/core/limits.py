@@ -52,7 +52,6 @@ MAX_ERROR_CODE_CHARACTERS = 100
 # The part of an endpoint's response body that is stored with an attempt.
 MAX_RESPONSE_EXCERPT_BYTES = 4096
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
-MAX_WORKER_ID_CHARACTERS = 200
 
 # Lists
 DEFAULT_PAGE_SIZE = 100

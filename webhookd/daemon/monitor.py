@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from webhookd.context import Context
 from webhookd.deliveries import backlog, reads
-from webhookd.deliveries.backlog import FailingEndpoint, Waiting
+from webhookd.deliveries.backlog import Waiting
+from webhookd.http.health import FailingEndpointStatus
 from webhookd.jobqueue import queries as job_substrate
 from webhookd.jobqueue.types import Health
 
@@ -26,7 +27,7 @@ class Snapshot(NamedTuple):
 
     seen_at: datetime
     stages: list[Waiting]
-    failing: list[FailingEndpoint]
+    failing: list[FailingEndpointStatus]
     dead_letters_of_a_day: int
     job_queue: Health
 

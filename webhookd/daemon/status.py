@@ -48,7 +48,7 @@ class StatusReporter:
 
     def describe(self) -> InstanceStatus:
         """Return the document of /status."""
-        seen = self._monitor.snapshot
+        snapshot = self._monitor.snapshot
         settings = self._context.settings()
         return {
             "version": __version__,
@@ -71,19 +71,10 @@ class StatusReporter:
                 }
                 for service in self.services
             ],
-            "backlog": seen and _backlog(seen),
-            "failing_endpoints": seen
-            and [
-                {
-                    "subscription_id": endpoint.subscription_id,
-                    "failing_since": endpoint.failing_since,
-                    "consecutive_failures": endpoint.consecutive_failures,
-                    "last_error_code": endpoint.last_error_code,
-                }
-                for endpoint in seen.failing
-            ],
-            "dead_letters_of_a_day": seen.dead_letters_of_a_day if seen else None,
-            "job_queue": seen and _job_queue(seen),
+            "backlog": snapshot and _backlog(snapshot),
+            "failing_endpoints": snapshot and snapshot.failing,
+            "dead_letters_of_a_day": snapshot.dead_letters_of_a_day if snapshot else None,
+            "job_queue": snapshot and _job_queue(snapshot),
             "configuration": {
                 "last_read_at": self.reloads.last_at,
                 "last_reload_successful": self.reloads.successful,
@@ -99,20 +90,20 @@ class StatusReporter:
         }
 
 
-def _backlog(seen: Snapshot) -> BacklogStatus:
+def _backlog(snapshot: Snapshot) -> BacklogStatus:
     return {
-        "seen_at": seen.seen_at,
+        "seen_at": snapshot.seen_at,
         "counted_up_to": COUNTED_UP_TO,
         "stages": [
             {"stage": stage.stage, "waiting": stage.waiting, "oldest_at": stage.oldest_at}
-            for stage in seen.stages
+            for stage in snapshot.stages
             if stage.stage not in NOT_WAITING
         ],
     }
 
 
-def _job_queue(seen: Snapshot) -> JobQueueStatus:
-    queue = seen.job_queue
+def _job_queue(snapshot: Snapshot) -> JobQueueStatus:
+    queue = snapshot.job_queue
     return {
         "enabled": queue.enabled,
         "backlog": queue.backlog,

@@ -1,9 +1,10 @@
 """Waiting work by stage, failing endpoints and recent dead letters, for gauges and /status."""
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from webhookd.db.connection import Connection
+from webhookd.http.health import FailingEndpointStatus
 
 
 class Waiting(NamedTuple):
@@ -17,15 +18,6 @@ class Waiting(NamedTuple):
 
 # Stages of webhookd.backlog() that are no waiting work: leased attempts and failing endpoints.
 NOT_WAITING = frozenset({"in_flight", "failing"})
-
-
-class FailingEndpoint(NamedTuple):
-    """A failing endpoint. It gets one request at a time until a request succeeds."""
-
-    subscription_id: int
-    failing_since: datetime
-    consecutive_failures: int
-    last_error_code: str | None
 
 
 async def waiting(connection: Connection, counted_up_to: int) -> list[Waiting]:
@@ -56,7 +48,7 @@ async def dead_letters_of_a_day(connection: Connection, counted_up_to: int) -> i
     return count
 
 
-async def failing_endpoints(connection: Connection, limit: int) -> list[FailingEndpoint]:
+async def failing_endpoints(connection: Connection, limit: int) -> list[FailingEndpointStatus]:
     """Return the endpoints that have been failing for longest."""
     rows = await connection.fetch(
         """
@@ -65,4 +57,4 @@ async def failing_endpoints(connection: Connection, limit: int) -> list[FailingE
         """,
         limit,
     )
-    return [FailingEndpoint(*row) for row in rows]
+    return [cast("FailingEndpointStatus", dict(row)) for row in rows]

@@ -32,8 +32,7 @@ class ClaimPacing:
     """Decides when the worker claims next, and when it claims from the first job again.
 
     A claim continues after the last claimed job. A job that was reset, released or committed late lies before
-    that mark, so the worker restarts from the first job once per poll interval, and when it is told to
-    search.
+    that mark, so the worker restarts from the first job once per poll interval, and on request.
     """
 
     _restart_requested: bool = False

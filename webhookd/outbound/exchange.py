@@ -11,9 +11,8 @@ from typing import Final, NamedTuple, cast
 
 import httptools
 
+from webhookd.core.limits import MAX_RESPONSE_EXCERPT_BYTES
 from webhookd.outbound.outcome import Failure, RequestFailed
-
-EXCERPT_BYTES = 4096  # same as the CHECK of the column
 
 _MAX_HEADER_LINE_BYTES = 8190
 _MAX_HEADER_LINES = 128
@@ -236,8 +235,8 @@ class Exchange(asyncio.Protocol):
             self._is_new_status = True
 
     def on_body(self, body: bytes) -> None:
-        if len(self._excerpt) < EXCERPT_BYTES:
-            self._excerpt += body[: EXCERPT_BYTES - len(self._excerpt)]
+        if len(self._excerpt) < MAX_RESPONSE_EXCERPT_BYTES:
+            self._excerpt += body[: MAX_RESPONSE_EXCERPT_BYTES - len(self._excerpt)]
         self._body_bytes += len(body)
         if self._body_bytes > self._max_response_bytes:
             self._end(None)

@@ -1,4 +1,4 @@
-"""An instance to ask, and the bounds that its answers are held to."""
+"""A client of a running instance with a small body limit."""
 
 import pytest
 

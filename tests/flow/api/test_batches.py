@@ -1,4 +1,4 @@
-"""Events stored together: /v1/events/batch, and single posts that share a commit."""
+"""/v1/events/batch, and single events that share a commit."""
 
 import asyncio
 import json
@@ -9,17 +9,19 @@ from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
 
-# For longer than a group waits: so it waits alone.
+# Longer than a group waits for a lock, so this event waits alone.
 WAITS_ALONE = """
     select exists (select from pg_stat_activity where application_name = 'webhookd'
         and wait_event_type = 'Lock' and clock_timestamp() - query_start > interval '300 ms')
 """
 
 
-async def test_a_batch_is_all_or_nothing(api: Client, flow: Flow) -> None:
-    """Ids in order, a key twice is a duplicate; one bad event and nothing is stored."""
-    one = {"event_type": EVENT_TYPE, "payload": 1, "idempotency_key": "k"}
-    answer = await api.post("/v1/events/batch", {"events": [one, one, {"event_type": "b", "payload": None}]})
+async def test_batch_stores_all_events_or_none(api: Client, flow: Flow) -> None:
+    """Ids are in order and a repeated key is a duplicate; with one bad event nothing is stored."""
+    event = {"event_type": EVENT_TYPE, "payload": 1, "idempotency_key": "k"}
+    answer = await api.post(
+        "/v1/events/batch", {"events": [event, event, {"event_type": "b", "payload": None}]}
+    )
     assert answer.status == 202
     ids = [event["id"] for event in answer.body["events"]]
     assert [event["duplicate"] for event in answer.body["events"]] == [False, True, False]
@@ -27,7 +29,7 @@ async def test_a_batch_is_all_or_nothing(api: Client, flow: Flow) -> None:
 
     new = {"event_type": EVENT_TYPE, "payload": 1}
     for events, told in (
-        ([new, one | {"payload": 2}], (409, "idempotency_conflict")),
+        ([new, event | {"payload": 2}], (409, "idempotency_conflict")),
         ([new, new | {"event_type": "a..b"}], (422, "invalid_request")),
         ([new, new | {"event_type": "dot.job.x"}], (422, "invalid_request")),
         ([new, new | {"more": 1}], (422, "unknown_field")),
@@ -37,8 +39,8 @@ async def test_a_batch_is_all_or_nothing(api: Client, flow: Flow) -> None:
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 2
 
 
-async def test_each_event_of_a_batch_may_be_as_deep_as_one_alone(api: Client, flow: Flow) -> None:
-    """How many brackets all of them have together says nothing."""
+async def test_nesting_limit_applies_to_each_event_of_a_batch(api: Client, flow: Flow) -> None:
+    """The total number of brackets in a batch does not count."""
 
     def nested(depth: int) -> bytes:
         return b'{"event_type": "a", "payload": %s}' % (b"[" * depth + b"]" * depth)
@@ -52,8 +54,8 @@ async def test_each_event_of_a_batch_may_be_as_deep_as_one_alone(api: Client, fl
     assert (await api.send(body, "/v1/events/batch")).status == 202
 
 
-async def test_a_batch_has_a_thousand_events_at_most(make_api: MakeApi) -> None:
-    """1,000 are taken, 1,001 are not."""
+async def test_batch_has_at_most_1000_events(make_api: MakeApi) -> None:
+    """1,000 events are accepted, 1,001 are rejected."""
     api = await make_api()
     events = [{"event_type": "a", "payload": number} for number in range(1001)]
     assert (await api.post("/v1/events/batch", {"events": events})).told == (422, "batch_too_large")
@@ -61,8 +63,8 @@ async def test_a_batch_has_a_thousand_events_at_most(make_api: MakeApi) -> None:
     assert len({event["id"] for event in answer.body["events"]}) == 1000
 
 
-async def test_concurrent_posts_share_commits(api: Client, flow: Flow) -> None:
-    """100 posts at once: each is stored once, in fewer commits than posts, with bad ones among them."""
+async def test_concurrent_events_share_commits(api: Client, flow: Flow) -> None:
+    """100 concurrent events are stored once each, in fewer commits, with bad requests among them."""
     good = [api.event(payload={"n": number}) for number in range(100)]
     bad = [api.event(event_type="a..b"), api.event(idempotency_key="k"), api.event(idempotency_key="k")]
     answers = await asyncio.gather(*good, *bad)
@@ -76,8 +78,8 @@ async def test_concurrent_posts_share_commits(api: Client, flow: Flow) -> None:
     assert len({row["xmin"] for row in rows}) < len(rows)
 
 
-async def test_one_members_conflict_spoils_no_other(api: Client, flow: Flow) -> None:
-    """In a group that the database refuses, each is answered for itself."""
+async def test_conflict_affects_no_other_event_of_the_group(api: Client, flow: Flow) -> None:
+    """If the database refuses a group, each of its events gets its own response."""
     await api.event(idempotency_key="taken", payload=1)
     asked = [api.event(idempotency_key="taken", payload=2), *(api.event(payload=n) for n in range(50))]
     answers = await asyncio.gather(*asked)
@@ -86,10 +88,10 @@ async def test_one_members_conflict_spoils_no_other(api: Client, flow: Flow) -> 
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 51
 
 
-async def test_a_key_of_an_open_transaction_holds_up_nobody_else(
+async def test_key_locked_by_a_transaction_delays_no_other_event(
     api: Client, flow: Flow, database: Database
 ) -> None:
-    """Its own post waits, then is told 503 in time; the others of its group are stored meanwhile."""
+    """The event with the locked key gets 503 in time; the others of its group are stored."""
     application = await database.connect("application")
     transaction = application.transaction()
     await transaction.start()
@@ -97,9 +99,9 @@ async def test_a_key_of_an_open_transaction_holds_up_nobody_else(
     stored = 0
     waits = False
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-        # It waits for a second: who took as long to ask for the others has seen nothing, and asks again.
+        # The event waits for a second. If the others took as long, nothing was shown: try again.
         while not waits:
-            # The first goes alone; those that come while it is stored are a group.
+            # The first is stored alone; those that arrive meanwhile form a group.
             others = [asyncio.create_task(api.event()) for _ in range(10)]
             held = asyncio.create_task(api.event(event_type="a", payload=1, idempotency_key="held"))
             others += [asyncio.create_task(api.event()) for _ in range(10)]
@@ -113,13 +115,13 @@ async def test_a_key_of_an_open_transaction_holds_up_nobody_else(
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == stored + 1
 
 
-async def test_a_key_that_is_freed_in_time_is_waited_for(api: Client, database: Database) -> None:
-    """The application's transaction rolls back: the post that waited for it is the first."""
+async def test_event_waits_for_a_locked_key(api: Client, database: Database) -> None:
+    """When the other transaction rolls back, the waiting event is stored as the first."""
     application = await database.connect("application")
     observer = await database.connect("superuser")
     freed = False
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-        # It waits for a second: who looked or freed it later was too late, and tries again.
+        # The event waits for a second. If the lock was released later, try again.
         while not freed:
             seen = False
             transaction = application.transaction()

@@ -1,4 +1,4 @@
-"""Bodies that are refused: not an event, not JSON, too large, of another type or encoding."""
+"""Rejected bodies: not an event, not JSON, too large, or with another type or encoding."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ from tests.support.flow import Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 
 
-async def test_bodies_that_are_no_event_are_refused(api: Client, flow: Flow) -> None:
-    """Each gets its own answer, and nothing is stored."""
+async def test_invalid_bodies_are_rejected(api: Client, flow: Flow) -> None:
+    """Each gets its status and code, and nothing is stored."""
 
     def payload(text: bytes) -> bytes:
         return b'{"event_type": "a", "payload": %s}' % text
@@ -42,7 +42,7 @@ async def test_bodies_that_are_no_event_are_refused(api: Client, flow: Flow) -> 
         (b'{"event_type": "a", "payload": 1, "__proto__": {}}', (422, "unknown_field")),
     ]
     bad_types = ["", "a" * 101, "a..b", "a b", "a%", "A.\u0430", "*", "a\n", "a\0", ".a", 7, None]
-    for event_type in [*bad_types, "dot.job.succeeded"]:  # the last is the job substrate's alone
+    for event_type in [*bad_types, "dot.job.succeeded"]:  # the last is reserved for the job queue
         body = json.dumps({"event_type": event_type, "payload": 1}).encode()
         cases.append((body, (422, "invalid_request")))
     in_words = await api.post("/v1/events", {"event_type": "order paid", "payload": 1})
@@ -60,8 +60,8 @@ async def test_bodies_that_are_no_event_are_refused(api: Client, flow: Flow) -> 
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 0
 
 
-async def test_a_body_may_be_as_large_as_is_set(api: Client, daemon: DaemonProcess) -> None:
-    """Exactly the bound is taken, a byte more is not, announced or chunked; the bound is reloaded."""
+async def test_body_size_limit(api: Client, daemon: DaemonProcess) -> None:
+    """The limit itself is accepted, one byte more is rejected, chunked or not; a reload changes it."""
     frame = b'{"event_type":"a","payload":"%s"}'
     full = frame % (b"x" * (MAX_BYTES - len(frame) + 2))
     assert len(full) == MAX_BYTES
@@ -82,20 +82,20 @@ async def test_a_body_may_be_as_large_as_is_set(api: Client, daemon: DaemonProce
     assert (await api.send(over)).status == 202
 
 
-async def test_a_length_that_is_too_large_is_refused_from_the_header(api: Client) -> None:
-    """The answer comes before any body, and the connection ends."""
+async def test_too_large_content_length_is_rejected_before_the_body(api: Client) -> None:
+    """The response comes before the body is read, and the connection is closed."""
     head = (
         "POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Content-Length: 99999999999\r\n\r\n"
     )
-    # Who waited for it would say 408.
+    # A server that waited for the body would return 408.
     answer = await api.raw(head.encode() + b"{")
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"payload_too_large" in answer
 
 
-async def test_wrong_types_and_encodings_are_refused(api: Client) -> None:
-    """Only application/json in UTF-8, and not encoded."""
+async def test_wrong_content_types_and_encodings_are_rejected(api: Client) -> None:
+    """Only application/json in UTF-8 without a Content-Encoding is accepted."""
     body = b'{"event_type":"a","payload":1}'
     for kind in (
         "text/html",
@@ -113,10 +113,10 @@ async def test_wrong_types_and_encodings_are_refused(api: Client) -> None:
     assert (await api.ask("POST", "/v1/events", data=body, headers=good)).status == 202
 
 
-async def test_b3_a_body_without_end_is_cut_off(api: Client) -> None:
-    """Chunk after chunk, of no length that was told: 413 as soon as it is too much, and the end."""
+async def test_b3_endless_body_is_rejected(api: Client) -> None:
+    """An endless chunked body gets 413 as soon as it exceeds the limit, and the connection is closed."""
     loop = asyncio.get_running_loop()
-    # No stream: one that cannot send any more gives up what it has not yet read.
+    # Not a stream: a stream that can no longer send discards what it has not read.
     with socket.create_connection(("127.0.0.1", api.daemon.port)) as connection:
         connection.setblocking(False)
         await loop.sock_sendall(
@@ -128,7 +128,7 @@ async def test_b3_a_body_without_end_is_cut_off(api: Client) -> None:
         async def send_on() -> None:
             while True:
                 await loop.sock_sendall(connection, b"400\r\n" + b"x" * 1024 + b"\r\n")
-                # As long as all is taken this does not wait, and who only sends never reads the answer.
+                # sock_sendall() does not wait while the server reads, and the response must be read too.
                 await asyncio.sleep(0)
 
         sending = asyncio.create_task(send_on())

@@ -1,4 +1,4 @@
-"""Without the database: 503 in time, alive all the while, and as before once it is back."""
+"""The API without a database: 503 in time, alive, and working again when the database is back."""
 
 import asyncio
 import json
@@ -28,10 +28,8 @@ QUESTIONS: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize("how", ["cut", "stall"])
-async def test_without_the_database_everything_is_503_in_time(
-    how: str, make_api: MakeApi, wire: Wire
-) -> None:
-    """Gone or silent: 503 with Retry-After, alive all the while, and 202 after it (see `make ingest`)."""
+async def test_requests_get_503_in_time_without_a_database(how: str, make_api: MakeApi, wire: Wire) -> None:
+    """Stopped or stalled: 503 with Retry-After, /healthz works, and 202 afterwards (see `make ingest`)."""
     api = await make_api(database={"dsn": wire.dsn})
     assert (await api.event()).status == 202
     getattr(wire, how)()
@@ -53,10 +51,10 @@ async def test_without_the_database_everything_is_503_in_time(
 
 
 @pytest.mark.parametrize("how", ["cut", "stall"])
-async def test_five_hundred_clients_are_told_and_lose_nothing(
+async def test_500_clients_get_503_and_lose_nothing(
     how: str, make_api: MakeApi, wire: Wire, flow: Flow
 ) -> None:
-    """Accepted once each; without the database 503 with Retry-After; and with the same keys, once each."""
+    """Without the database all get 503 with Retry-After; with the same keys each event is stored once."""
     api = await make_api(database={"dsn": wire.dsn})
 
     async def post_all(name: str) -> list[Answer]:
@@ -92,6 +90,6 @@ async def test_five_hundred_clients_are_told_and_lose_nothing(
 
 
 async def accepted(api: Client) -> None:
-    """Return when an event is."""
-    while (await api.event()).status != 202:  # noqa: ASYNC110  it is the daemon that is asked
+    """Return when an event is accepted."""
+    while (await api.event()).status != 202:  # noqa: ASYNC110  polls the daemon
         await asyncio.sleep(0.05)

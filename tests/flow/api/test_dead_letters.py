@@ -1,4 +1,4 @@
-"""/v1/dead-letters: shown, listed, and requeued, one or many."""
+"""/v1/dead-letters: shows, lists and requeues dead letters."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tests.support.waiting import until
 
 
 async def dead_letter(api: Client, flow: Flow, endpoint: Endpoint) -> int:
-    """One more dead letter's id."""
+    """Create a dead letter and return its id."""
     endpoint.answer(500)
     event_id = (await api.event()).body["id"]
     await until(
@@ -21,8 +21,8 @@ async def dead_letter(api: Client, flow: Flow, endpoint: Endpoint) -> int:
     return letter_id
 
 
-async def test_a_dead_letter_is_shown_and_requeued_once(api: Client, endpoint: Endpoint, flow: Flow) -> None:
-    """201 with the new saga, which is delivered; again: 409 with the same one."""
+async def test_dead_letter_is_requeued_once(api: Client, endpoint: Endpoint, flow: Flow) -> None:
+    """201 with the new delivery, which is sent; a second request gets 409 with the same delivery."""
     made = await api.subscribe(endpoint, max_attempts=1)
     letter_id = await dead_letter(api, flow, endpoint)
     letter = (await api.get(f"/v1/dead-letters/{letter_id}")).body
@@ -45,10 +45,10 @@ async def test_a_dead_letter_is_shown_and_requeued_once(api: Client, endpoint: E
     assert (await api.post("/v1/dead-letters/999/requeue")).told == (404, "not_found")
 
 
-async def test_a_requeue_to_a_held_subscription_is_refused(
+async def test_requeue_for_a_held_subscription_is_rejected(
     api: Client, endpoint: Endpoint, flow: Flow
 ) -> None:
-    """409 while it is paused; a bulk requeue skips and counts it."""
+    """409 while the subscription is not active; a bulk requeue skips and counts it."""
     made = await api.subscribe(endpoint, max_attempts=1)
     letter_id = await dead_letter(api, flow, endpoint)
     await api.patch(f"/v1/subscriptions/{made['id']}", {"active": False})
@@ -61,7 +61,7 @@ async def test_a_requeue_to_a_held_subscription_is_refused(
 async def test_dead_letters_are_listed_and_requeued_by_filter(
     api: Client, endpoint: Endpoint, flow: Flow
 ) -> None:
-    """By subscription, error code and time; dry unless told otherwise; a bad filter is refused."""
+    """Filters by subscription, error code and time; a dry run by default; a bad filter is rejected."""
     made = await api.subscribe(endpoint, max_attempts=1)
     letters = [await dead_letter(api, flow, endpoint) for _ in range(3)]
     failed_at = [(await api.get(f"/v1/dead-letters/{letter}")).body["failed_at"] for letter in letters]

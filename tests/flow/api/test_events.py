@@ -1,4 +1,4 @@
-"""/v1/events: accepted byte for byte, stored once a key, listed, and told what became of."""
+"""/v1/events: stores payloads byte for byte and a key once, and shows the deliveries of an event."""
 
 import json
 
@@ -10,10 +10,10 @@ from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
 
 
-async def test_an_event_is_accepted_and_delivered_byte_for_byte(
+async def test_event_is_accepted_and_delivered_byte_for_byte(
     api: Client, endpoint: Endpoint, flow: Flow
 ) -> None:
-    """202 after the commit, and the payload arrives as it was sent, spaces and all."""
+    """202 after the commit, and the endpoint receives the payload unchanged, spaces included."""
     subscription = await api.subscribe(endpoint)
     payload = '{ "b":1.10, "a" : "é\\u0000", "a":1e999 }'
     answer = await api.send(f'{{"event_type": "{EVENT_TYPE}", "payload": {payload} }}'.encode())
@@ -30,8 +30,8 @@ async def test_an_event_is_accepted_and_delivered_byte_for_byte(
     assert stored == payload
 
 
-async def test_an_idempotency_key_stores_once(api: Client, flow: Flow) -> None:
-    """Same key and content: the first id. Other content: 409. In header and body: they must agree."""
+async def test_idempotency_key_stores_one_event(api: Client, flow: Flow) -> None:
+    """Same key and content: the first id. Other content: 409. Header and body must agree."""
     first = await api.event(idempotency_key="a.b/1", correlation_id="c-1")
     again = await api.event(idempotency_key="a.b/1")
     assert (again.status, again.body["duplicate"]) == (202, True)
@@ -54,8 +54,8 @@ async def test_an_idempotency_key_stores_once(api: Client, flow: Flow) -> None:
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 2
 
 
-async def test_what_json_allows_is_kept(api: Client, flow: Flow) -> None:
-    """Scalars, doubled keys, NUL escapes, huge numbers, brackets in strings and 498 levels are payloads."""
+async def test_any_json_is_stored_unchanged(api: Client, flow: Flow) -> None:
+    """Scalars, repeated keys, NUL escapes, huge numbers, brackets in strings and 498 levels are valid."""
     texts = [
         "null",
         "7",
@@ -77,7 +77,7 @@ async def test_what_json_allows_is_kept(api: Client, flow: Flow) -> None:
 
 
 async def test_events_are_listed_in_pages(api: Client) -> None:
-    """Newest first, each once, filtered; the last page has no cursor."""
+    """Newest first, each once, with filters; the last page has no cursor."""
     events = [{"event_type": f"type_{number % 2}", "payload": number} for number in range(7)]
     accepted = await api.post("/v1/events/batch", {"events": events})
     ids = [event["id"] for event in accepted.body["events"]]
@@ -90,8 +90,10 @@ async def test_events_are_listed_in_pages(api: Client) -> None:
     assert (await api.get("/v1/events?limit=1&cursor=1")).body == {"items": [], "next_cursor": None}
 
 
-async def test_an_event_tells_what_became_of_it(api: Client, endpoint: Endpoint, flow: Flow) -> None:
-    """For each subscription of its type: its delivery's status, or why there is none."""
+async def test_event_shows_its_delivery_to_each_subscription(
+    api: Client, endpoint: Endpoint, flow: Flow
+) -> None:
+    """For each subscription to its type: the status of the delivery, or the reason why there is none."""
     delivered = await api.subscribe(endpoint)
     inactive = await api.subscribe(endpoint)
     await api.patch(f"/v1/subscriptions/{inactive['id']}", {"active": False})
@@ -106,14 +108,17 @@ async def test_an_event_tells_what_became_of_it(api: Client, endpoint: Endpoint,
     found = (await api.get(f"/v1/events/{event_id}")).body
     assert found["payload"] == {"a": 1}
     assert found["more_deliveries"] is False
-    deliveries = {one["subscription_id"]: (one["status"], one["reason"]) for one in found["deliveries"]}
+    deliveries = {
+        delivery["subscription_id"]: (delivery["status"], delivery["reason"])
+        for delivery in found["deliveries"]
+    }
     assert deliveries == {
         delivered["id"]: ("Completed", "delivered"),
         inactive["id"]: ("not_routed", "inactive"),
         unverified.body["id"]: ("not_routed", "unverified"),
         late["id"]: ("not_routed", "subscribed_later"),
     }
-    [saga] = [one for one in found["deliveries"] if one["saga_id"]]
+    [saga] = [delivery for delivery in found["deliveries"] if delivery["saga_id"]]
     assert saga["attempt_count"] == 1
     assert saga["held"] is False
     assert saga["callback_url"] == endpoint.url("/hook")

@@ -191,9 +191,7 @@ async def test_what_is_refused(api: Client, flow: Flow) -> None:
     assert (await api.post("/v1/jobs", NEW | {"parent_job_id": str(uuid4())})).told == (404, "not_found")
     assert (await api.post("/v1/jobs", NEW | {"causation_event_id": 99})).told == (404, "not_found")
     refused = await api.event(event_type="dot.job.succeeded")
-    assert (
-        refused.body["detail"] == "event_type must not begin with dot.job.: webhookd alone tells of its jobs"
-    )
+    assert refused.body["detail"] == "event_type must not start with dot.job.: reserved for the job queue"
     assert (await api.event(event_type="dot.jobs")).status == 202
     registered = {"event_type": "dot.job.failed", "job_kind": KIND, "executor": "Agent"}
     assert (await api.post("/v1/job-registrations", registered)).told == (422, "invalid_request")

@@ -1,4 +1,4 @@
-"""Lists over HTTP, from the first page to the last: each row once, in order, whatever the filter."""
+"""Lists over HTTP, from the first page to the last: each row once, in order, with every filter."""
 
 from tests.flow.conftest import MakeApi
 from tests.support.api import Client
@@ -10,7 +10,7 @@ PAGES = 7
 MAX_LIMIT = 1000
 TIME = '\'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\''
 
-# A list, with a letter's time in place of {time}; and the same in SQL.
+# A list, with a dead letter's time in place of {time}, and the same in SQL.
 LISTS = {
     "/v1/deliveries": "webhook_delivery_sagas where true order by id desc",
     "/v1/deliveries?status=Completed": "webhook_delivery_sagas where status = 'Completed' order by id desc",
@@ -36,12 +36,12 @@ LISTS = {
 }
 
 
-async def test_a_list_is_paged_through_with_each_row_once(make_api: MakeApi, flow: Flow) -> None:
-    """Every page but the last is full; together they are what the table has, also where times are equal."""
+async def test_pages_of_a_list_contain_each_row_once(make_api: MakeApi, flow: Flow) -> None:
+    """Every page but the last is full; together they equal the table, also with equal times."""
     await write_history(flow.superuser, SIZE)
     async with flow.superuser.transaction():
         await flow.superuser.execute("set local session_replication_role = replica")
-        # As the letters of one sweep: many at a time.
+        # Many at the same time, like the dead letters of one batch.
         await flow.superuser.execute(
             "update webhookd.dead_letters set failed_at = 'yesterday'::timestamptz + id / 99 * '1s'::interval"
         )
@@ -58,8 +58,8 @@ async def test_a_list_is_paged_through_with_each_row_once(make_api: MakeApi, flo
         assert [row for page in pages for row in page] == expected, path
 
 
-async def test_c7_a_cursor_of_another_list_is_a_place_or_refused(api: Client) -> None:
-    """It is a row's id: one that the list's table does not have has no place in an order by time."""
+async def test_c7_unknown_cursor_is_rejected(api: Client) -> None:
+    """A list by time needs the cursor's row to find its position."""
     event_id = (await api.event()).body["id"]
     answer = await api.get(f"/v1/dead-letters?cursor={event_id}")
     assert answer.told == (422, "invalid_parameter")

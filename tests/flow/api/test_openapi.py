@@ -1,7 +1,7 @@
-"""The OpenAPI document says what the running daemon does: every route, every answer, every refusal.
+"""The OpenAPI document matches the running daemon: every route, every response, every error.
 
-What schemathesis makes up can reach nothing but this machine: the daemon runs with tests/support/site, which
-knows no names, and refuses a dial beyond loopback before it is made.
+Requests that schemathesis invents cannot leave this machine: the daemon runs with tests/support/site, which
+resolves no names and blocks every connection beyond loopback.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SCOPES = ("ingest", "subscriptions", "operate", "read", "jobs")
 CLAIM = {"executor": "external_worker", "lease_holder": "worker-7"}
 ROOT = Path(__file__).resolve().parents[3]
 SEED = "20260301"
-# A right id need not be there, nor every right URL be acceptable; and nothing is ever deleted.
+# A valid id need not exist, a valid URL may be rejected, and nothing is ever deleted.
 EXCLUDED = "positive_data_acceptance,use_after_free,ensure_resource_availability,object_level_authorization"
 EXAMPLES_PER_ROUTE = "8"
 RUN_TIMEOUT_SECONDS = 120
@@ -76,7 +76,7 @@ ROUTES = {
 
 
 async def document_of(api: Client) -> dict[str, Any]:
-    """The document, which must be there for everybody."""
+    """Return the document, which needs no token."""
     answer = await api.get("/openapi.json")
     assert (answer.status, answer.headers["Content-Type"]) == (200, "application/json")
     document: dict[str, Any] = answer.body
@@ -84,7 +84,7 @@ async def document_of(api: Client) -> dict[str, Any]:
 
 
 async def test_every_route_is_documented_with_its_scope(api: Client) -> None:
-    """The document has the contract's routes and no others, and the daemon the document's and no others."""
+    """The document has exactly the routes of the contract, and the daemon exactly those of the document."""
     document = await document_of(api)
     assert document["openapi"] == "3.1.0"
     documented = {
@@ -103,8 +103,8 @@ async def test_every_route_is_documented_with_its_scope(api: Client) -> None:
         assert {method.upper() for method in operations} == set(refused.headers["Allow"].split(", ")), path
 
 
-async def test_the_examples_fit_their_schemas(api: Client) -> None:
-    """What is shown as an example could be sent, or answered."""
+async def test_examples_match_their_schemas(api: Client) -> None:
+    """Every example is a valid request or response."""
     document = await document_of(api)
     shown = 0
     for operations in document["paths"].values():
@@ -118,8 +118,8 @@ async def test_the_examples_fit_their_schemas(api: Client) -> None:
     assert shown >= len(ROUTES)
 
 
-async def test_the_example_of_a_job_can_be_sent_as_it_stands(api: Client) -> None:
-    """To a daemon that has nothing yet; its key is needed, and described as a job's."""
+async def test_example_job_can_be_enqueued(api: Client) -> None:
+    """A new daemon accepts the example; its key is documented as a job's key."""
     document = await document_of(api)
     assert (await api.patch("/v1/job-substrate", {"enabled": True})).status == 200
     operation = document["paths"]["/v1/jobs"]["post"]
@@ -140,8 +140,8 @@ async def test_the_example_of_a_job_can_be_sent_as_it_stands(api: Client) -> Non
     assert (again.status, again.body["duplicate"]) == (200, True)
 
 
-async def test_the_examples_of_jobs_are_of_jobs(api: Client) -> None:
-    """A duplicate's says so, a failure's code is none of its words, and numbers are such as somebody has."""
+async def test_examples_of_jobs_are_realistic(api: Client) -> None:
+    """A duplicate says so, an error code differs from its message, and the numbers fit together."""
     document = await document_of(api)
 
     def example(path: str, method: str, status: str | None = None) -> Any:
@@ -159,14 +159,14 @@ async def test_the_examples_of_jobs_are_of_jobs(api: Client) -> None:
     for policy in (change["policy"], change["kind_policy"]):
         assert policy["base_delay_seconds"] < policy["max_delay_seconds"] < policy["retention_seconds"]
     schemas = document["components"]["schemas"]
-    of_events = schemas["NewEvent"]["properties"]["correlation_id"]
+    of_events = schemas["PublishEvent"]["properties"]["correlation_id"]
     for name in ("NewJob", "NewWorkflow", "Job", "Workflow", "ClaimedJob"):
         assert schemas[name]["properties"]["correlation_id"] != of_events, name
     assert "documented" not in schemas["NewJob"]["description"]
 
 
 @pytest.mark.once
-async def test_the_daemon_does_what_the_document_says(
+async def test_daemon_matches_the_document(
     flow: Flow,
     endpoint: Endpoint,
     names: Names,
@@ -174,12 +174,12 @@ async def test_the_daemon_does_what_the_document_says(
     session: aiohttp.ClientSession,
     tmp_path: Path,
 ) -> None:
-    """Whatever schemathesis asks, right or wrong: no 5xx, and each answer as documented, field by field."""
+    """Whatever schemathesis sends: no 5xx, and each response as documented, field by field."""
     subscription_id = await flow.subscribe(callback_url=endpoint.url("/hook"))
     await flow.publish()
     await flow.route()
     await flow.attempt(503, POLICY._replace(max_attempts=1))
-    assert subscription_id == 1  # as the other ids: what is asked for first is there
+    assert subscription_id == 1  # like the other ids: the first examples exist
     endpoint.echo_challenge()
     daemon = make_daemon(
         names.environment, services={"enabled": ["api"]}, api={"tokens": tokens({"all": SCOPES})}
@@ -198,7 +198,7 @@ async def test_the_daemon_does_what_the_document_says(
 
 
 def closed_to_other_fields(document: dict[str, Any]) -> dict[str, Any]:
-    """The document as strict as the daemon is today: a field that it does not know is an error."""
+    """Return a stricter document, in which an undocumented field is an error."""
     for schema in document["components"]["schemas"].values():
         if schema.get("type") == "object":
             schema["additionalProperties"] = False
@@ -206,7 +206,7 @@ def closed_to_other_fields(document: dict[str, Any]) -> dict[str, Any]:
 
 
 async def schemathesis_run(folder: Path, port: int) -> tuple[int, str]:
-    """Its exit code, and what it said."""
+    """Run schemathesis; return its exit code and output."""
     command: list[str | Path] = [
         Path(sys.executable).with_name("schemathesis"),
         *("run", folder / "openapi.json", "--url", f"http://127.0.0.1:{port}"),

@@ -1,4 +1,4 @@
-"""The pages of a running daemon: for whom, under what policy, and that they show this instance."""
+"""The pages of a running daemon: access, security headers, and content."""
 
 import re
 from typing import Any
@@ -9,8 +9,8 @@ from tests.support.flow import Flow
 from tests.unit.test_status_page import ParsedPage
 
 
-async def test_pages_load_nothing_and_run_nothing(api: Client) -> None:
-    """No script, no form, nothing from elsewhere; and a policy that would forbid it."""
+async def test_pages_have_no_scripts_and_load_nothing(api: Client) -> None:
+    """No script, no form, no external resource, and a Content-Security-Policy that blocks them."""
     for path in ("/", "/docs"):
         answer = await api.get(path)
         assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -26,13 +26,13 @@ async def test_pages_load_nothing_and_run_nothing(api: Client) -> None:
 
 
 def path_of(template: str, operation: dict[str, Any]) -> str:
-    """A path as the document shows it: with the id that is its example."""
+    """Return a path with the example id of the document."""
     ids = [one["schema"]["examples"][0] for one in operation.get("parameters", []) if one["in"] == "path"]
     return template.replace("{id}", "".join(map(str, ids)))
 
 
-async def test_the_docs_have_every_route(api: Client) -> None:
-    """Each with its place, which its link leads to, a command to ask it, and its scope."""
+async def test_docs_page_has_every_route(api: Client) -> None:
+    """Each route has an anchor that its link leads to, an example command, and its scope."""
     document = (await api.get("/openapi.json")).body
     seen = ParsedPage((await api.get("/docs")).body.decode())
     places = {attributes["id"] for _, attributes in seen.elements if attributes.get("id")}
@@ -45,8 +45,8 @@ async def test_the_docs_have_every_route(api: Client) -> None:
     assert {link[1:] for link in links if link and link.startswith("#")} <= places
 
 
-async def test_the_docs_show_where_they_are_served_from(make_api: MakeApi) -> None:
-    """The host as it was asked for, https behind a proxy that has it; never markup that a client sent."""
+async def test_docs_page_shows_the_requested_address(make_api: MakeApi) -> None:
+    """The requested host, https behind a TLS proxy, and never markup from a client."""
     api = await make_api(api={"tokens": tokens({"reader": ("read",)})})
     behind = {"Host": "hooks.example:8443", "X-Forwarded-Proto": "https"}
     for headers, expected in (
@@ -59,8 +59,8 @@ async def test_the_docs_show_where_they_are_served_from(make_api: MakeApi) -> No
         assert "$(x)" not in answer.body.decode()
 
 
-async def test_the_status_page_needs_a_token_in_the_header(make_api: MakeApi) -> None:
-    """Without it 401 and a page that says how, not from a query; with it the page. The documents are open."""
+async def test_status_page_needs_a_token_in_the_header(make_api: MakeApi) -> None:
+    """401 with instructions without a token or with one in the query; /docs and /openapi.json are open."""
     api = await make_api(api={"tokens": tokens({"reader": ("read",), "other": ("ingest",)})})
     for path in ("/", "/?token=reader", "/?access_token=reader"):
         refused = await api.get(path)
@@ -77,14 +77,14 @@ async def test_the_status_page_needs_a_token_in_the_header(make_api: MakeApi) ->
     assert "reader" not in "".join(api.daemon.said())
 
 
-async def test_without_tokens_a_foreign_page_may_not_read_the_status(api: Client) -> None:
-    """As for every route: another origin, and a name that resolves to this machine, are refused."""
+async def test_without_tokens_other_origins_cannot_read_the_status(api: Client) -> None:
+    """Another origin, and a foreign name that resolves to this machine, are rejected on every route."""
     for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
         assert (await api.ask("GET", "/", headers=headers)).status == 403
 
 
-async def test_the_status_page_shows_this_instance(flow: Flow, make_daemon: MakeDaemon) -> None:
-    """What waits here is on the page as soon as /status has it."""
+async def test_status_page_shows_waiting_work(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """The page shows the backlog as soon as /status has it."""
     await flow.publish()
     await flow.publish()
     daemon = await make_daemon(services={"enabled": ["api"]}).start()

@@ -1,4 +1,4 @@
-"""What is asked wrongly gets a problem; health, status and metrics; connections at the end."""
+"""Invalid requests get a problem; health, status and metrics; connections at shutdown."""
 
 import asyncio
 import time
@@ -8,8 +8,8 @@ from tests.support.daemon import DaemonProcess
 from webhookd.http.server import HEADERS_TIMEOUT_SECONDS
 
 
-async def test_ids_and_parameters_that_are_none(api: Client) -> None:
-    """404 for an id that cannot be, 422 for a parameter: never a word of the database's."""
+async def test_invalid_ids_and_parameters(api: Client) -> None:
+    """404 for an impossible id, 422 for a parameter, and never a message of the database."""
     for resource in ("events", "subscriptions", "deliveries", "dead-letters"):
         for item in (
             "0",
@@ -56,16 +56,16 @@ async def test_ids_and_parameters_that_are_none(api: Client) -> None:
         assert (await api.get(f"/v1/{query}")).told == (422, "invalid_parameter"), query
 
 
-async def test_parameters_where_there_are_none(api: Client) -> None:
-    """422: what is asked in vain is not done in silence. A probe may have its own."""
+async def test_unexpected_parameters_are_rejected(api: Client) -> None:
+    """A parameter without effect gets 422, except on health routes, where probes may add one."""
     for route in ("POST /v1/events?idempotency_key=k", "GET /v1/events/1?limit=1", "POST /v1/events/batch?a"):
         method, path = route.split(" ")
         assert (await api.ask(method, path)).told == (422, "invalid_parameter"), route
     assert (await api.get("/healthz?probe=1")).status == 200
 
 
-async def test_every_answer_says_what_it_is(api: Client) -> None:
-    """JSON also to who would have HTML, not to be taken for anything else; and nothing of what runs here."""
+async def test_every_response_has_its_content_type(api: Client) -> None:
+    """JSON whatever Accept says, with nosniff, and without a version in the headers."""
     for path in (
         "/v1/events",
         "/v1/events/1",
@@ -84,7 +84,7 @@ async def test_every_answer_says_what_it_is(api: Client) -> None:
 
 
 async def test_unknown_routes_and_methods(api: Client) -> None:
-    """404, and 405 with what is allowed; no CORS, no HEAD, no TRACE."""
+    """404, and 405 with the allowed methods; no CORS, no HEAD, no TRACE."""
     for path in ("/v2/events", "/v1/events/1/payload", "/nothing", "/v1//events"):
         assert (await api.get(path)).told == (404, "not_found")
     for method in ("DELETE", "PUT", "OPTIONS", "TRACE"):
@@ -95,8 +95,8 @@ async def test_unknown_routes_and_methods(api: Client) -> None:
     assert (await api.ask("HEAD", "/v1/events")).status == 405
 
 
-async def test_what_is_not_http_is_answered_and_closed(daemon: DaemonProcess, api: Client) -> None:
-    """400 as a problem, and the connection ends; the daemon goes on."""
+async def test_invalid_http_gets_a_problem_and_is_closed(daemon: DaemonProcess, api: Client) -> None:
+    """400 as a problem, the connection is closed, and the daemon keeps running."""
     for data in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 not HTTP\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
@@ -115,7 +115,7 @@ async def test_what_is_not_http_is_answered_and_closed(daemon: DaemonProcess, ap
 
 
 async def test_health_status_and_metrics(api: Client, daemon: DaemonProcess) -> None:
-    """Each answers; accepted events are counted, duplicates not."""
+    """Each route responds; accepted events are counted, duplicates are not."""
     assert (await api.get("/healthz")).body == {"alive": True}
     assert (await api.get("/readyz")).body == {"ready": True}
     await api.event(idempotency_key="k")
@@ -127,8 +127,8 @@ async def test_health_status_and_metrics(api: Client, daemon: DaemonProcess) -> 
     assert "api" in [service["name"] for service in status["services"]]
 
 
-async def test_open_connections_do_not_delay_the_end(daemon: DaemonProcess, api: Client) -> None:
-    """SIGTERM with idle connections and half a request: exit 0, and the rest of it is not waited for."""
+async def test_open_connections_do_not_delay_shutdown(daemon: DaemonProcess, api: Client) -> None:
+    """SIGTERM with idle connections and half a request: exit 0 without waiting for the rest."""
     await asyncio.gather(*(api.event() for _ in range(10)))
     started = time.monotonic()
     _, writer = await asyncio.open_connection("127.0.0.1", daemon.port)

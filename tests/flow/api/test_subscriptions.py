@@ -1,4 +1,4 @@
-"""/v1/subscriptions: made, read, listed, changed, paused, given a new secret, refused."""
+"""/v1/subscriptions: creates, shows, lists, changes and pauses subscriptions, and rotates secrets."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ from tests.support.traffic import verifies
 from tests.support.waiting import until
 
 
-async def test_a_subscription_is_made_and_read(api: Client, endpoint: Endpoint) -> None:
-    """201 with the secret this once; the URL as it is stored; neither secret nor headers ever again."""
+async def test_subscription_is_created_and_shown(api: Client, endpoint: Endpoint) -> None:
+    """201 with the secret, once; the URL in its stored form; secret and headers are never shown again."""
     asked = {
         "event_type": EVENT_TYPE,
         "callback_url": f"HTTPS://LOCALHOST:{endpoint.port}/a?b=1",
@@ -45,7 +45,7 @@ async def test_a_subscription_is_made_and_read(api: Client, endpoint: Endpoint) 
 
 
 async def test_subscriptions_are_listed_by_filter(api: Client, endpoint: Endpoint) -> None:
-    """By type, by active, by verified; in pages."""
+    """Filters by type, active and verified, in pages."""
     first = await api.subscribe(endpoint)
     made = [
         (await api.post("/v1/subscriptions", {"event_type": "b", "callback_url": endpoint.url()})).body["id"]
@@ -97,8 +97,8 @@ BAD_HEADERS: list[tuple[dict[str, str], str]] = [
 ]
 
 
-async def test_bad_addresses_headers_and_policies_are_refused(api: Client, flow: Flow) -> None:
-    """With the code of what is wrong, the same on create and on patch; and nothing is stored or changed."""
+async def test_invalid_urls_headers_and_policies_are_rejected(api: Client, flow: Flow) -> None:
+    """The code says what is wrong, the same for create and patch; nothing is stored or changed."""
     good = {"event_type": "a", "callback_url": "https://receiver.example/hook"}
     cases: list[tuple[dict[str, Any], str]] = [
         *(({"callback_url": url}, code) for url, code in BAD_URLS.items()),
@@ -132,8 +132,8 @@ async def test_bad_addresses_headers_and_policies_are_refused(api: Client, flow:
     assert await flow.daemon.fetchval("select count(*) from webhookd.subscriptions") == 1
 
 
-async def test_a_patch_changes_what_it_names(api: Client, endpoint: Endpoint, flow: Flow) -> None:
-    """Policy, headers and the pause; null takes an override back; a new address is not verified."""
+async def test_patch_changes_only_the_given_fields(api: Client, endpoint: Endpoint, flow: Flow) -> None:
+    """Policy, headers and `active` change; null removes an override; a new address is not verified."""
     made = await api.subscribe(endpoint, max_attempts=3)
     path = f"/v1/subscriptions/{made['id']}"
     changed = await api.patch(path, {"max_attempts": None, "base_delay_seconds": 1.5, "active": False})
@@ -151,15 +151,15 @@ async def test_a_patch_changes_what_it_names(api: Client, endpoint: Endpoint, fl
     await until(flow.daemon, "select not exists (select from webhookd.event_routing_queue)")
 
 
-async def test_a_paused_subscription_resumes_at_once(
+async def test_paused_subscription_resumes_at_once(
     api: Client, endpoint: Endpoint, flow: Flow, daemon: DaemonProcess
 ) -> None:
-    """What was held while it was paused is delivered as soon as a PATCH makes it active again."""
+    """Held deliveries are sent as soon as a PATCH makes the subscription active again."""
     made = await api.subscribe(endpoint, base_delay_seconds=0)
     is_paused = threading.Event()
 
     async def fail(_: Request, connection: Connection) -> bool:
-        # Not before: else its retry is on its way, or all of them are used up.
+        # Not earlier, or its retry may already be in flight, or all attempts used up.
         await asyncio.to_thread(is_paused.wait)
         await connection.send(b"HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n")
         return True
@@ -182,8 +182,8 @@ async def test_a_paused_subscription_resumes_at_once(
     assert daemon.metric("webhookd_service_restarts_total") == 0
 
 
-async def test_a_rotated_secret_signs_beside_the_old_one(make_api: MakeApi, endpoint: Endpoint) -> None:
-    """Both verify a delivery during the overlap, which is a setting."""
+async def test_rotated_secret_signs_beside_the_old_one(make_api: MakeApi, endpoint: Endpoint) -> None:
+    """During the overlap, which is a setting, both secrets verify a delivery."""
     api = await make_api(subscriptions={"secret_overlap_seconds": 3600})
     made = await api.subscribe(endpoint)
     rotated = await api.post(f"/v1/subscriptions/{made['id']}/rotate-secret")
@@ -198,8 +198,8 @@ async def test_a_rotated_secret_signs_beside_the_old_one(make_api: MakeApi, endp
     assert (await api.post("/v1/subscriptions/999/rotate-secret")).told == (404, "not_found")
 
 
-async def test_a45_two_subscriptions_may_have_one_address(api: Client, endpoint: Endpoint) -> None:
-    """Each has its own secret, and gets the event by itself."""
+async def test_a45_two_subscriptions_may_share_an_address(api: Client, endpoint: Endpoint) -> None:
+    """Each has its own secret and its own delivery of the event."""
     made = [await api.subscribe(endpoint) for _ in range(2)]
     event_id = (await api.event()).body["id"]
     requests = (await endpoint.received(4))[2:]

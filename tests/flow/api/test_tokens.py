@@ -1,4 +1,4 @@
-"""Who may ask: tokens and their scopes, from file and environment; and nobody's web page."""
+"""Access to the API: tokens and scopes, from file and environment; web pages of other origins."""
 
 import json
 
@@ -35,7 +35,7 @@ ROUTES = {
 
 
 async def test_each_route_needs_its_scope(make_api: MakeApi) -> None:
-    """401 without a good token, 403 without the scope, through with it; health is open to all."""
+    """401 without a valid token, 403 without the scope, access with it; health needs no token."""
     api = await make_api(api={"tokens": tokens({scope: (scope,) for scope in SCOPES} | {"all": SCOPES})})
     for needed, routes in ROUTES.items():
         for route in routes:
@@ -54,8 +54,8 @@ async def test_each_route_needs_its_scope(make_api: MakeApi) -> None:
     assert (await api.get("/readyz")).status == 200
 
 
-async def test_tokens_that_are_none(make_api: MakeApi) -> None:
-    """Every way of not having one is the same 401."""
+async def test_invalid_tokens_get_401(make_api: MakeApi) -> None:
+    """Every kind of missing or invalid token gets the same 401."""
     api = await make_api(api={"tokens": tokens({"good": ("read",)})})
     bodies = set()
     for value in (
@@ -81,8 +81,8 @@ async def test_tokens_that_are_none(make_api: MakeApi) -> None:
     assert "good" not in "".join(api.daemon.said())
 
 
-async def test_without_tokens_only_loopback_is_listened_on(make_daemon: MakeDaemon) -> None:
-    """Another address without tokens is a bad configuration: exit 78, in one line."""
+async def test_without_tokens_only_loopback_is_allowed(make_daemon: MakeDaemon) -> None:
+    """Another listening address without tokens is a configuration error: exit 78, in one line."""
     daemon = make_daemon(api={"listen": "0.0.0.0:8470"})
     daemon.launch()
     assert await daemon.ended() == 78
@@ -90,8 +90,8 @@ async def test_without_tokens_only_loopback_is_listened_on(make_daemon: MakeDaem
     assert "api.listen" in line
 
 
-async def test_without_tokens_a_web_page_may_not_ask(api: Client) -> None:
-    """A page of another origin, or one whose name resolves to this machine, is refused."""
+async def test_without_tokens_other_origins_are_rejected(api: Client) -> None:
+    """A page of another origin, or with a name that resolves to this machine, gets 403."""
     for headers in (
         {"Origin": "https://evil.example"},
         {"Host": "evil.example"},
@@ -102,9 +102,7 @@ async def test_without_tokens_a_web_page_may_not_ask(api: Client) -> None:
         assert answer.told == (403, "forbidden"), headers
 
 
-async def test_tokens_come_from_the_environment_as_json(
-    make_daemon: MakeDaemon, session: aiohttp.ClientSession
-) -> None:
+async def test_tokens_from_the_environment(make_daemon: MakeDaemon, session: aiohttp.ClientSession) -> None:
     """WEBHOOKD_API_TOKENS is the list as JSON."""
     daemon = make_daemon()
     daemon.environment["WEBHOOKD_API_TOKENS"] = json.dumps(tokens({"secret": ("read",)}))

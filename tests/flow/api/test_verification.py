@@ -1,4 +1,4 @@
-"""/v1/subscriptions/{id}/verify: the challenge, and every way of not meeting it."""
+"""/v1/subscriptions/{id}/verify: the challenge, and every way to fail it."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-async def test_verification_asks_with_a_signed_challenge(api: Client, endpoint: Endpoint) -> None:
-    """In JSON or bare, the echo verifies; the reference library verifies the question."""
+async def test_verification_sends_a_signed_challenge(api: Client, endpoint: Endpoint) -> None:
+    """The echo verifies, as JSON or bare; the reference library verifies the challenge's signature."""
     for bare in (False, True):
         endpoint.requests.clear()
         endpoint.echo_challenge(bare=bare)
@@ -28,14 +28,14 @@ async def test_verification_asks_with_a_signed_challenge(api: Client, endpoint: 
         assert (verified.status, verified.body["verified"]) == (200, True)
         assert verified.body["id"] == created.body["id"]
         [request] = endpoint.requests
-        question = Webhook(created.body["secret"]).verify(request.body, request.headers)
-        assert set(question) == {"type", "challenge"}
-        assert question["type"] == "webhookd.verification"
+        challenge = Webhook(created.body["secret"]).verify(request.body, request.headers)
+        assert set(challenge) == {"type", "challenge"}
+        assert challenge["type"] == "webhookd.verification"
         assert request.headers["x-key"] == "k"
 
 
-async def test_verification_fails_in_so_many_words(api: Client, endpoint: Endpoint) -> None:
-    """Each way an endpoint can fail is told, and leaves the subscription unverified."""
+async def test_failed_verification_names_the_error(api: Client, endpoint: Endpoint) -> None:
+    """Each failure of an endpoint is reported, and the subscription stays unverified."""
     created = await api.post("/v1/subscriptions", {"event_type": "a", "callback_url": endpoint.url("/hook")})
     path = f"/v1/subscriptions/{created.body['id']}"
     fails: list[tuple[Callable[[], None], str, int | None]] = [
@@ -52,7 +52,7 @@ async def test_verification_fails_in_so_many_words(api: Client, endpoint: Endpoi
     ]
     for behave, error_code, status in fails:
         if error_code == "TIMEOUT":
-            # Not for those before: however late, they answer.
+            # Not for the cases above, which respond, however late.
             api.daemon.configure(delivery={"timeout_seconds": 0.2})
             assert await api.daemon.reload()
         behave()
@@ -63,8 +63,10 @@ async def test_verification_fails_in_so_many_words(api: Client, endpoint: Endpoi
     assert (await api.post("/v1/subscriptions/999/verify")).told == (404, "not_found")
 
 
-async def test_verification_goes_through_the_guard(make_api: MakeApi, endpoint: Endpoint, flow: Flow) -> None:
-    """An address that was allowed when it was stored, and is not now, is not dialled."""
+async def test_verification_respects_blocked_addresses(
+    make_api: MakeApi, endpoint: Endpoint, flow: Flow
+) -> None:
+    """An address that was allowed when it was stored, but is not now, is not connected to."""
     api = await make_api()
     created = await api.post("/v1/subscriptions", {"event_type": "a", "callback_url": endpoint.url()})
     api.daemon.configure(delivery={"allow_networks": []})
@@ -77,8 +79,8 @@ async def test_verification_goes_through_the_guard(make_api: MakeApi, endpoint: 
     assert await flow.daemon.fetchval("select not bool_or(verified) from webhookd.subscriptions")
 
 
-async def test_a_verification_of_an_old_address_does_not_count(make_api: MakeApi, endpoint: Endpoint) -> None:
-    """The address changes while the endpoint thinks: 409, and not verified."""
+async def test_verification_of_a_changed_address_is_stale(make_api: MakeApi, endpoint: Endpoint) -> None:
+    """The address changes before the endpoint responds: 409, and not verified."""
     api = await make_api(delivery=HELD)
     may_answer = asyncio.Event()
     loop = asyncio.get_running_loop()

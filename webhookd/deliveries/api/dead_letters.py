@@ -64,7 +64,7 @@ class DeadLetters:
                 "operate",
                 self._requeue_many,
                 "Requeue many dead letters",
-                responses.RequeueCounts,
+                responses.RequeueResult,
                 description="Requeues every dead letter that matches the filter, except those created while "
                 "this runs. By default it only counts: set `dry_run` to false to requeue. Safe to repeat.",
                 body=requests.RequeueMany,
@@ -101,21 +101,21 @@ class DeadLetters:
 
     async def _requeue_many(self, request: web.Request) -> web.Response:
         """Requeue batch by batch, with a commit each. After a failure, the same request continues."""
-        asked = await read_json(request, requests.RequeueMany, self._settings().api.max_payload_bytes)
+        body = await read_json(request, requests.RequeueMany, self._settings().api.max_payload_bytes)
         # Leave out dead letters created while this runs: a delivery that fails at once would be requeued
         # forever.
         now = await self._database.run(reads.database_time)
-        failed_before = min(asked.filter.failed_before or now, now)
+        failed_before = min(body.filter.failed_before or now, now)
         selection = Filter(
-            asked.filter.subscription_id, asked.filter.error_code, asked.filter.failed_after, failed_before
+            body.filter.subscription_id, body.filter.error_code, body.filter.failed_after, failed_before
         )
         matched = requeued = 0
-        after_id, done = asked.after_id, False
-        while not done and (asked.limit is None or matched < asked.limit):
-            size = REQUEUE_BATCH if asked.limit is None else min(REQUEUE_BATCH, asked.limit - matched)
+        after_id, done = body.after_id, False
+        while not done and (body.limit is None or matched < body.limit):
+            size = REQUEUE_BATCH if body.limit is None else min(REQUEUE_BATCH, body.limit - matched)
             batch = await self._database.run(
                 lambda connection, after_id=after_id, size=size: dead_letters.requeue_many(  # type: ignore[misc]
-                    connection, selection, after_id, size, dry_run=asked.dry_run
+                    connection, selection, after_id, size, dry_run=body.dry_run
                 )
             )
             if batch.subscription_ids:
@@ -123,8 +123,8 @@ class DeadLetters:
             matched += batch.matched
             requeued += batch.requeued
             after_id, done = batch.last_id, batch.matched < size
-        counts = responses.RequeueCounts(matched=matched, requeued=requeued, skipped=matched - requeued)
-        if asked.limit is not None:
+        counts = responses.RequeueResult(matched=matched, requeued=requeued, skipped=matched - requeued)
+        if body.limit is not None:
             # The values for the next request: start after this id, and end at this time.
             counts["last_id"] = None if done else after_id
             counts["failed_before"] = failed_before

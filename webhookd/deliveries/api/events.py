@@ -95,8 +95,8 @@ class Events:
 
     async def _publish(self, request: web.Request) -> web.Response:
         key = key_in_header(request)
-        asked = await read_json(request, requests.PublishEvent, self._settings().api.max_payload_bytes)
-        event = _new_event(asked)._replace(idempotency_key=agreed_key(key, asked.idempotency_key))
+        body = await read_json(request, requests.PublishEvent, self._settings().api.max_payload_bytes)
+        event = _new_event(body)._replace(idempotency_key=agreed_key(key, body.idempotency_key))
         accepted = await self._ingest.publish(event)
         return json_response(
             responses.EventAccepted(
@@ -114,14 +114,14 @@ class Events:
                 f"a batch takes no {KEY_HEADER} header; give each event an idempotency_key",
                 "idempotency_key_mismatch",
             )
-        asked = await read_json(
+        body = await read_json(
             request, requests.PublishBatch, self._settings().api.max_payload_bytes, is_wide=True
         )
-        if len(asked.events) > MAX_BATCH_EVENTS:
+        if len(body.events) > MAX_BATCH_EVENTS:
             raise invalid(f"a batch has at most {MAX_BATCH_EVENTS} events", "batch_too_large")
-        for event in asked.events:
+        for event in body.events:
             check_depth(bytes(event.payload))
-        batch = [_new_event(event) for event in asked.events]
+        batch = [_new_event(event) for event in body.events]
         accepted = await self._database.run(
             lambda connection: ingest.publish(
                 connection, batch, lock_timeout_seconds=SINGLE_LOCK_TIMEOUT_SECONDS
@@ -149,11 +149,11 @@ class Events:
         return json_response(found | {"payload": raw_json(found["payload"])})
 
 
-def _new_event(asked: requests.PublishEvent) -> ingest.NewEvent:
-    if asked.event_type.startswith(RESERVED_EVENT_TYPE_PREFIX):
+def _new_event(body: requests.PublishEvent) -> ingest.NewEvent:
+    if body.event_type.startswith(RESERVED_EVENT_TYPE_PREFIX):
         raise invalid(
             f"event_type must not start with {RESERVED_EVENT_TYPE_PREFIX}: reserved for the job queue"
         )
     return ingest.NewEvent(
-        asked.event_type, bytes(asked.payload).decode(), asked.idempotency_key, asked.correlation_id
+        body.event_type, bytes(body.payload).decode(), body.idempotency_key, body.correlation_id
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NotRequired, TypeAlias, TypedDict
 
 from msgspec import Meta
 
+from webhookd.core.limits import MAX_RESPONSE_EXCERPT_BYTES
 from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.http.fields import (
     CallbackUrl,
@@ -202,7 +203,8 @@ class Attempt(TypedDict):
     response_excerpt: Annotated[
         Annotated[str, Meta(examples=["Service Unavailable"])] | None,
         Meta(
-            description="the first 4096 bytes of the response, as the endpoint sent them: do not trust them"
+            description=f"the first {MAX_RESPONSE_EXCERPT_BYTES} bytes of the response, as the endpoint sent "
+            "them: do not trust them"
         ),
     ]
     worker_id: Annotated[str, Meta(examples=["host:4711:9f8e7d6c"])] | None
@@ -259,7 +261,7 @@ class RequeuedDeadLetter(TypedDict):
     saga_id: Id
 
 
-class RequeueCounts(TypedDict):
+class RequeueResult(TypedDict):
     """The result of a bulk requeue, or of its dry run."""
 
     matched: Count

@@ -100,18 +100,18 @@ class Subscriptions:
         ]
 
     async def _create(self, request: web.Request) -> web.Response:
-        asked = await read_json(request, requests.NewSubscription, self._max_bytes)
-        callback_url = self._checked_url(asked.callback_url)
-        headers = _checked_headers(asked.headers)
+        body = await read_json(request, requests.NewSubscription, self._max_bytes)
+        callback_url = self._checked_url(body.callback_url)
+        headers = _checked_headers(body.headers)
         created = await self._database.run(
             lambda connection: subscriptions.create(
                 connection,
-                asked.event_type,
+                body.event_type,
                 callback_url,
-                max_attempts=asked.max_attempts,
-                base_delay_seconds=asked.base_delay_seconds,
+                max_attempts=body.max_attempts,
+                base_delay_seconds=body.base_delay_seconds,
                 headers=headers,
-                description=asked.description,
+                description=body.description,
             )
         )
         found = await self._found(created.subscription_id)
@@ -131,8 +131,8 @@ class Subscriptions:
 
     async def _change(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
-        asked = await read_json(request, requests.SubscriptionChange, self._max_bytes)
-        changes = self._checked_changes(asked)
+        body = await read_json(request, requests.SubscriptionChange, self._max_bytes)
+        changes = self._checked_changes(body)
         if changes:
             await self._database.run(
                 lambda connection: subscriptions.update(connection, subscription_id, changes)
@@ -173,10 +173,10 @@ class Subscriptions:
             raise not_found("subscription", subscription_id)
         return found
 
-    def _checked_changes(self, asked: requests.SubscriptionChange) -> dict[str, Any]:
+    def _checked_changes(self, body: requests.SubscriptionChange) -> dict[str, Any]:
         changes = {
             name: value
-            for name, value in msgspec.structs.asdict(asked).items()
+            for name, value in msgspec.structs.asdict(body).items()
             if not isinstance(value, msgspec.UnsetType)
         }
         if "callback_url" in changes:

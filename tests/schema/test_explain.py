@@ -1,4 +1,4 @@
-"""Asking why, against the database: awkward histories, told as they were."""
+"""Explanations against the database: difficult histories and their reasons."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 LIMITS = Limits(subscription_window=2, max_attempts=5)
 LAST_CHANCE = POLICY._replace(max_attempts=1)
-# The answer's names, which are the API's.
-SHARE = {
+# The fields of an event's delivery in the API.
+FIELDS = {
     "subscription_id",
     "callback_url",
     "status",
@@ -31,23 +31,24 @@ SHARE = {
 }
 
 
-async def shares(flow: Flow, event_id: int) -> dict[int, dict[str, Any]]:
-    """What became of an event, by subscription."""
+async def event_deliveries(flow: Flow, event_id: int) -> dict[int, dict[str, Any]]:
+    """Return the deliveries of an event, by subscription."""
     found = await reads.event(flow.daemon, event_id, LIMITS)
     assert found is not None
-    assert all(set(share) == SHARE for share in found["deliveries"])
-    return {share["subscription_id"]: share for share in found["deliveries"]}
+    assert all(set(row) == FIELDS for row in found["deliveries"])
+    return {row["subscription_id"]: row for row in found["deliveries"]}
 
 
 async def reasons(flow: Flow, event_id: int) -> dict[int, str]:
-    """Why, by subscription."""
+    """Return the reasons, by subscription."""
     return {
-        subscription_id: share["reason"] for subscription_id, share in (await shares(flow, event_id)).items()
+        subscription_id: row["reason"]
+        for subscription_id, row in (await event_deliveries(flow, event_id)).items()
     }
 
 
 async def set_active(flow: Flow, subscription_id: int, *, active: bool) -> None:
-    """Pause or resume."""
+    """Make a subscription active or not."""
     await subscriptions.update(flow.daemon, subscription_id, {"active": active})
 
 
@@ -56,8 +57,8 @@ async def move(flow: Flow, subscription_id: int) -> None:
     await subscriptions.update(flow.daemon, subscription_id, {"callback_url": f"{ADDRESS}/moved"})
 
 
-async def test_not_routed_is_told_by_the_state_at_the_time(flow: Flow) -> None:
-    """Paused, unverified, moved away, not there yet: as it was when the event was routed, not as it is."""
+async def test_unrouted_event_is_explained_by_the_state_at_routing(flow: Flow) -> None:
+    """Inactive, unverified, moved, not created yet: the state when the event was routed counts."""
     paused, moved, unverified = [await flow.subscribe(verified=number < 2) for number in range(3)]
     well = await flow.subscribe()
     await set_active(flow, paused, active=False)
@@ -81,15 +82,15 @@ async def test_not_routed_is_told_by_the_state_at_the_time(flow: Flow) -> None:
     assert await reasons(flow, other) == {}
 
 
-async def test_what_changed_between_event_and_routing_counts(flow: Flow) -> None:
-    """Routing decides: who resumed in time gets it, who was paused in time does not, and that is told."""
+async def test_changes_between_publishing_and_routing_count(flow: Flow) -> None:
+    """A subscription that became active before routing gets the event; one that was paused does not."""
     resumed, paused, both = [await flow.subscribe() for _ in range(3)]
     await set_active(flow, resumed, active=False)
     await set_active(flow, both, active=False)
     event_id = await flow.publish()
     await set_active(flow, resumed, active=True)
     await set_active(flow, paused, active=False)
-    # Paused when the event came, and by the time it was routed resumed and moved to an unverified address.
+    # Inactive when the event was published; active and unverified when it was routed.
     await set_active(flow, both, active=True)
     await move(flow, both)
     made = await flow.subscribe()
@@ -105,8 +106,8 @@ async def test_what_changed_between_event_and_routing_counts(flow: Flow) -> None
     }
 
 
-async def test_an_event_that_nobody_got_is_told_too(flow: Flow) -> None:
-    """Nobody knows when it was routed: the first state after the event that explains it does."""
+async def test_event_without_deliveries_is_explained(flow: Flow) -> None:
+    """The time of routing is unknown, so the first state after the event that explains it counts."""
     paused = await flow.subscribe()
     event_id = await flow.publish()
     await set_active(flow, paused, active=False)
@@ -115,8 +116,8 @@ async def test_an_event_that_nobody_got_is_told_too(flow: Flow) -> None:
     assert await reasons(flow, event_id) == {paused: Reason.INACTIVE}
 
 
-async def test_a_change_that_was_committed_too_late_is_told(flow: Flow, database: "Database") -> None:
-    """Logged as active before the event, committed after it was routed: routing could not see it."""
+async def test_late_commit_is_explained(flow: Flow, database: "Database") -> None:
+    """A change logged before the event but committed after routing was not visible to it."""
     late = await flow.subscribe()
     await set_active(flow, late, active=False)
     other = await database.connect("daemon")
@@ -127,8 +128,8 @@ async def test_a_change_that_was_committed_too_late_is_told(flow: Flow, database
     assert await reasons(flow, event_id) == {late: Reason.CHANGED_MEANWHILE}
 
 
-async def test_a_subscription_of_another_type_by_now_is_still_told_of(flow: Flow) -> None:
-    """Somebody with rights on the table changed it: its delivery stays, and it was not there for others."""
+async def test_subscription_with_a_changed_type_is_explained(flow: Flow) -> None:
+    """Its delivery stays, and it did not exist for events of its new type before."""
     subscription_id = await flow.subscribe()
     event_id = await flow.publish()
     await flow.route()
@@ -139,81 +140,81 @@ async def test_a_subscription_of_another_type_by_now_is_still_told_of(flow: Flow
     assert await reasons(flow, later) == {subscription_id: Reason.SUBSCRIBED_LATER}
 
 
-class Asked:
-    """One delivery, asked for by its event and by its own id: both must say the same."""
+class DeliveryReader:
+    """Reads a delivery by its event and by its own id: both must agree."""
 
     def __init__(self, flow: Flow, event_id: int, subscription_id: int) -> None:
         self._flow = flow
         self._event_id = event_id
         self._subscription_id = subscription_id
 
-    async def share(self) -> dict[str, Any]:
-        """All that is told."""
-        told = (await shares(self._flow, self._event_id))[self._subscription_id]
-        delivery = await reads.delivery(self._flow.daemon, told["saga_id"], LIMITS)
+    async def row(self) -> dict[str, Any]:
+        """Return the delivery's row."""
+        found = (await event_deliveries(self._flow, self._event_id))[self._subscription_id]
+        delivery = await reads.delivery(self._flow.daemon, found["saga_id"], LIMITS)
         assert delivery is not None
         for name in ("reason", "explanation", "buried_as", "held", "dead_letter_id"):
-            assert delivery[name] == told[name]
-        return told
+            assert delivery[name] == found[name]
+        return found
 
     async def reason(self) -> str:
-        """Why it is where it is."""
-        return str((await self.share())["reason"])
+        """Return the reason for its status."""
+        return str((await self.row())["reason"])
 
 
 @pytest.fixture
-async def asked(flow: Flow) -> Asked:
+async def delivery(flow: Flow) -> DeliveryReader:
     """Give a delivery that waits for its first attempt."""
     subscription_id = await flow.subscribe(base_delay_seconds=3600)
     event_id = await flow.publish()
     await flow.route()
-    return Asked(flow, event_id, subscription_id)
+    return DeliveryReader(flow, event_id, subscription_id)
 
 
-async def test_an_attempt_is_told_at_every_step(flow: Flow, asked: Asked) -> None:
-    """Due, made a job of, held, leased, lost, reported: one after the other."""
-    assert await asked.reason() == Reason.FIRST_ATTEMPT_DUE
+async def test_attempt_is_explained_at_every_step(flow: Flow, delivery: DeliveryReader) -> None:
+    """Due, started, held, leased, expired and reported, one after the other."""
+    assert await delivery.reason() == Reason.FIRST_ATTEMPT_DUE
     await flow.start()
-    assert await asked.reason() == Reason.WAITS_FOR_WORKER
+    assert await delivery.reason() == Reason.WAITS_FOR_WORKER
     await set_active(flow, 1, active=False)
-    assert (await asked.reason(), (await asked.share())["held"]) == (Reason.HELD_INACTIVE, True)
+    assert (await delivery.reason(), (await delivery.row())["held"]) == (Reason.HELD_INACTIVE, True)
     await set_active(flow, 1, active=True)
     [lease] = await flow.claim(worker_id="host-7")
-    assert await asked.reason() == Reason.IN_FLIGHT
-    assert "worker host-7" in (await asked.share())["explanation"]
+    assert await delivery.reason() == Reason.IN_FLIGHT
+    assert "worker host-7" in (await delivery.row())["explanation"]
     await set_active(flow, 1, active=False)
-    assert (await asked.reason(), (await asked.share())["held"]) == (Reason.IN_FLIGHT, False)
+    assert (await delivery.reason(), (await delivery.row())["held"]) == (Reason.IN_FLIGHT, False)
     await flow.expire_lease(lease.job_id)
-    assert await asked.reason() == Reason.LEASE_EXPIRED
+    assert await delivery.reason() == Reason.LEASE_EXPIRED
     await flow.report(lease, 503)
-    assert await asked.reason() == Reason.RESULT_REPORTED
+    assert await delivery.reason() == Reason.RESULT_REPORTED
 
 
-async def test_a_retry_is_told_until_it_is_given_up(flow: Flow, asked: Asked) -> None:
-    """Later, held, due, without an attempt left since the limit was lowered, and dead."""
+async def test_retry_is_explained_until_it_is_dead_lettered(flow: Flow, delivery: DeliveryReader) -> None:
+    """Later, held, due, without an attempt left after the limit was lowered, and dead-lettered."""
     await flow.attempt(503)
-    assert await asked.reason() == Reason.RETRY_LATER
+    assert await delivery.reason() == Reason.RETRY_LATER
     await move(flow, 1)
-    assert await asked.reason() == Reason.HELD_UNVERIFIED
+    assert await delivery.reason() == Reason.HELD_UNVERIFIED
     await flow.verify(1)
     await flow.superuser.execute(
         "update webhookd.webhook_delivery_sagas set next_attempt_at = clock_timestamp()"
     )
-    assert await asked.reason() == Reason.RETRY_DUE
+    assert await delivery.reason() == Reason.RETRY_DUE
     await subscriptions.update(flow.daemon, 1, {"max_attempts": 1})
-    assert await asked.reason() == Reason.EXHAUSTED
+    assert await delivery.reason() == Reason.EXHAUSTED
     await flow.start()
-    dead = await asked.share()
+    dead = await delivery.row()
     assert (dead["reason"], dead["final_error_code"]) == (Reason.DEAD_LETTERED, "HTTP_503")
     assert (dead["buried_as"] is not None, dead["dead_letter_id"]) == (True, None)
 
 
-async def test_a_chain_of_requeues_is_told_by_its_last(flow: Flow, asked: Asked) -> None:
-    """The event tells of the newest delivery; an old one, asked for itself, of what it was requeued as."""
+async def test_requeued_delivery_is_explained_by_the_latest(flow: Flow, delivery: DeliveryReader) -> None:
+    """The event shows the newest delivery; the old one names the delivery it was requeued as."""
     await flow.attempt(503, LAST_CHANCE)
-    first = await asked.share()
+    first = await delivery.row()
     requeued = await flow.requeue(first["buried_as"])
-    again = await asked.share()
+    again = await delivery.row()
     assert (again["saga_id"], again["reason"]) == (requeued.saga_id, Reason.FIRST_ATTEMPT_DUE)
     assert (again["dead_letter_id"], again["buried_as"]) == (first["buried_as"], None)
     old = await reads.delivery(flow.daemon, first["saga_id"], LIMITS)
@@ -221,44 +222,44 @@ async def test_a_chain_of_requeues_is_told_by_its_last(flow: Flow, asked: Asked)
     assert old["reason"] == Reason.REQUEUED
     assert f"requeued as delivery {requeued.saga_id}" in old["explanation"]
     await flow.attempt(500, LAST_CHANCE)
-    twice = await flow.requeue((await asked.share())["buried_as"])
+    twice = await flow.requeue((await delivery.row())["buried_as"])
     await flow.attempt(200)
-    last = await asked.share()
+    last = await delivery.row()
     assert (last["saga_id"], last["status"]) == (twice.saga_id, SagaStatus.COMPLETED)
     assert last["reason"] == Reason.DELIVERED
     assert last["explanation"].endswith("after 1 attempt.")
 
 
-async def test_what_stands_in_the_way_is_told(flow: Flow) -> None:
-    """A full window; and an endpoint that keeps failing, with its one probe under way or not."""
+async def test_full_window_and_failing_endpoint_are_explained(flow: Flow) -> None:
+    """A full window, and a failing endpoint with and without an active attempt."""
     subscription_id = await flow.subscribe()
     events = [await flow.publish() for _ in range(4)]
     await flow.route()
 
-    async def told() -> list[str]:
+    async def current() -> list[str]:
         return [(await reasons(flow, event_id))[subscription_id] for event_id in events]
 
     await flow.start(window=LIMITS.subscription_window)
     due, waits, full = Reason.FIRST_ATTEMPT_DUE, Reason.WAITS_FOR_WORKER, Reason.WINDOW_FULL
-    assert await told() == [waits, waits, full, full]
+    assert await current() == [waits, waits, full, full]
     await flow.superuser.execute(
         "insert into webhookd.endpoint_health (subscription_id, consecutive_failures, failing_since) "
         "values ($1, 10, now())",
         subscription_id,
     )
     failing = Reason.ENDPOINT_FAILING
-    assert await told() == [waits, waits, failing, failing]
+    assert await current() == [waits, waits, failing, failing]
     [probe] = await flow.claim()
-    assert sorted(await told()) == sorted([Reason.IN_FLIGHT, failing, failing, failing])
+    assert sorted(await current()) == sorted([Reason.IN_FLIGHT, failing, failing, failing])
     await flow.report(probe, 200)
     [other] = await flow.claim()
     await flow.report(other, 200)
     await flow.superuser.execute("update webhookd.endpoint_health set failing_since = now()")
-    assert (await told())[2:] == [due, due]
+    assert (await current())[2:] == [due, due]
 
 
 @pytest.mark.parametrize("number", [reads.MAX_DELIVERIES_OF_EVENT, reads.MAX_DELIVERIES_OF_EVENT + 1])
-async def test_many_subscriptions_are_told_up_to_a_bound(flow: Flow, number: int) -> None:
+async def test_event_shows_at_most_1000_deliveries(flow: Flow, number: int) -> None:
     """The first thousand, and whether there are more."""
     await flow.superuser.execute(
         "insert into webhookd.subscriptions (event_type, callback_url, active, verified) "
