@@ -29,7 +29,7 @@ from webhookd.devtools.inbox import Behaviour, Inbox
 from webhookd.devtools.own_daemon import temporary_folder
 from webhookd.devtools.receiver import receiving
 from webhookd.http.server import listening_socket
-from webhookd.local_ca import Authority
+from webhookd.local_certificate import LocalCertificate
 
 EVENT_TYPE = "order.paid"
 ORDERS = 4
@@ -85,13 +85,13 @@ async def _demo(scene: Scene) -> None:
         async with AsyncExitStack() as stack:
             scene.step("Starting PostgreSQL and webhookd in a temporary folder")
             daemon = DemoDaemon(stack.enter_context(temporary_folder("webhookd-demo-")))
-            authority = Authority.in_folder(daemon.data_dir)
+            certificate = LocalCertificate.in_folder(daemon.data_dir)
             # Before the daemon, and so after it too: what is on its way when it is stopped is still answered.
             urls = [
                 await stack.enter_async_context(
                     receiving(
                         listening_socket("127.0.0.1:0"),
-                        authority.server_tls(),
+                        certificate.server_tls(),
                         endpoint.inbox,
                         partial(scene.arrived, endpoint),
                         ANSWER_SECONDS if scene.console.is_terminal else 0,

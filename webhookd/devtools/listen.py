@@ -23,7 +23,7 @@ from webhookd.devtools.inbox import Arrival, Behaviour, Inbox
 from webhookd.devtools.receiver import receiving
 from webhookd.devtools.subscribing import Subscriber
 from webhookd.http.server import listening_socket
-from webhookd.local_ca import Authority
+from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.signatures import sign
 
 # Always the same, so that the subscription of the last time fits again.
@@ -126,12 +126,12 @@ def command(
     inbox = Inbox(bool(event_types or secrets), secrets, Behaviour(failures=failures, status=status))
     asked = Listening(tuple(dict.fromkeys(event_types)), port, delay_seconds, keep, as_json)
     config_path = click.get_current_context().find_object(Path)
-    authority = Authority.in_folder(data_dir(load_settings(config_path, os.environ)))
-    if not asyncio.run(_listen(asked, client, authority, inbox)):
+    certificate = LocalCertificate.in_folder(data_dir(load_settings(config_path, os.environ)))
+    if not asyncio.run(_listen(asked, client, certificate, inbox)):
         sys.exit(INTERRUPTED)
 
 
-async def _listen(asked: Listening, client: Client, authority: Authority, inbox: Inbox) -> bool:
+async def _listen(asked: Listening, client: Client, certificate: LocalCertificate, inbox: Inbox) -> bool:
     """Until told to stop; whether it was ready by then."""
     try:
         listening = listening_socket(f"127.0.0.1:{asked.port}")
@@ -145,13 +145,13 @@ async def _listen(asked: Listening, client: Client, authority: Authority, inbox:
         except BrokenPipeError:
             told.set()  # nobody reads any more
 
-    async with receiving(listening, authority.server_tls(), inbox, show, asked.delay_seconds) as url:
+    async with receiving(listening, certificate.server_tls(), inbox, show, asked.delay_seconds) as url:
         _say(f"Listening on {url} (Ctrl-C ends it)")
         subscriber = Subscriber(client, url)
         try:
             ready = await _subscribe(asked, subscriber, inbox, told)
             if ready:
-                _say_what_now(asked, inbox, authority)
+                _say_what_now(asked, inbox, certificate)
                 await told.wait()
         finally:
             if subscriber.subscription_ids and not asked.keep:
@@ -185,7 +185,7 @@ async def _subscribe(asked: Listening, subscriber: Subscriber, inbox: Inbox, tol
     return True
 
 
-def _say_what_now(asked: Listening, inbox: Inbox, authority: Authority) -> None:
+def _say_what_now(asked: Listening, inbox: Inbox, certificate: LocalCertificate) -> None:
     if asked.event_types:
         anybodys = [one for one in asked.event_types if not one.startswith(RESERVED)]
         if anybodys:
@@ -196,7 +196,7 @@ def _say_what_now(asked: Listening, inbox: Inbox, authority: Authority) -> None:
                 f"({RESERVED}… is webhookd's own word, as jobs move; `webhookd jobs enable` switches them on)"
             )
         return
-    _say(f"Senders must trust the authority in {authority.ca_file}")
+    _say(f"Senders must trust the authority in {certificate.certificate_file}")
     if not inbox.verifies:
         _say("Nothing is verified: for that, name event types, or give a subscription's secret")
 

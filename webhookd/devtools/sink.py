@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import uvloop
 
-from webhookd.local_ca import Authority
+from webhookd.local_certificate import LocalCertificate
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 # Every place of a daemon may connect at the same moment.
@@ -93,7 +93,7 @@ async def _receive(folder: Path) -> None:
     server = await loop.create_server(
         lambda: Exchange(arrivals),
         sock=listening,
-        ssl=Authority.in_folder(folder).server_tls(),
+        ssl=LocalCertificate.in_folder(folder).server_tls(),
         backlog=BACKLOG,
     )
     questions = asyncio.StreamReader()
