@@ -30,7 +30,7 @@ class ListenerProcess:
     async def start(self, *arguments: str) -> Self:
         """Start it, and return when it is ready."""
         self.launch(*arguments)
-        await self._until(lambda: re.search(r"^(Now|Senders)", self.told(), re.MULTILINE), "ready")
+        await self._until(lambda: re.search(r"^(Next|Ready)", self.told(), re.MULTILINE), "ready")
         return self
 
     def launch(self, *arguments: str) -> None:

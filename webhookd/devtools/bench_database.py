@@ -21,7 +21,7 @@ from webhookd.db import migrations
 from webhookd.db import server_facts as facts
 from webhookd.devtools import bench_queries as bench
 from webhookd.devtools.bench_progress import Course
-from webhookd.devtools.own_daemon import temporary_folder
+from webhookd.devtools.temporary_daemon import temporary_folder
 from webhookd.embedded.folder import is_new
 
 # Of the bench itself, beside the daemon's: its pool, and one to make and drop the database.

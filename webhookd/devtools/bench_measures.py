@@ -19,8 +19,8 @@ from webhookd.devtools import bench_queries as bench
 from webhookd.devtools.bench_processors import Processors, Sample
 from webhookd.devtools.bench_receiver import BenchReceiver
 from webhookd.devtools.bench_report import Latency
-from webhookd.devtools.own_daemon import OwnDaemon
 from webhookd.devtools.sink import BODY_START
+from webhookd.devtools.temporary_daemon import TemporaryDaemon
 from webhookd.outbound.client import GuardedClient
 from webhookd.outbound.signatures import sign
 
@@ -134,7 +134,12 @@ class Bench:
         return rate
 
     async def throughput(
-        self, daemon: OwnDaemon, count: int, arrived_before: int, timeout_seconds: float, progress: Progress
+        self,
+        daemon: TemporaryDaemon,
+        count: int,
+        arrived_before: int,
+        timeout_seconds: float,
+        progress: Progress,
     ) -> Throughput:
         """Of a backlog that lies there, for a daemon that has just begun."""
         first: Sample | None = None
@@ -157,7 +162,7 @@ class Bench:
         processors = bench_processors.between(first, last)
         return Throughput(done.deliveries, max(done.seconds, 0.001), processors)
 
-    async def idle_latency(self, daemon: OwnDaemon, count: int, progress: Progress) -> Latency:
+    async def idle_latency(self, daemon: TemporaryDaemon, count: int, progress: Progress) -> Latency:
         """One at a time."""
         before = await self.receiver.count()
         for number in range(count):
@@ -167,7 +172,7 @@ class Bench:
         return await self._latency(daemon, before, count, None)
 
     async def busy_latency(
-        self, daemon: OwnDaemon, rate: float, seconds: float, progress: Progress
+        self, daemon: TemporaryDaemon, rate: float, seconds: float, progress: Progress
     ) -> Latency:
         """At a steady rate."""
         before = await self.receiver.count()
@@ -182,7 +187,7 @@ class Bench:
             await asyncio.sleep(BUSY_TICK_SECONDS)
         return await self._latency(daemon, before, sent, sent / (time.monotonic() - began_at))
 
-    async def _latency(self, daemon: OwnDaemon, before: int, count: int, rate: float | None) -> Latency:
+    async def _latency(self, daemon: TemporaryDaemon, before: int, count: int, rate: float | None) -> Latency:
         deadline = time.monotonic() + ARRIVAL_TIMEOUT_SECONDS
         while await self.receiver.count() < before + count and time.monotonic() < deadline:
             daemon.require_running()
@@ -190,7 +195,7 @@ class Bench:
         ages = await self.receiver.take()
         return Latency(ages.arrivals, rate, ages.p50_ms, ages.p99_ms)
 
-    async def _sample(self, daemon: OwnDaemon) -> Sample | None:
+    async def _sample(self, daemon: TemporaryDaemon) -> Sample | None:
         at_work = await bench.process_ids(self.pool)
         return bench_processors.sample(time.monotonic(), daemon.process_id, self.receiver.process_id, at_work)
 

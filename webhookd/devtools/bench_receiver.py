@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from webhookd.core.errors import WebhookdError
-from webhookd.devtools.own_daemon import last_words
+from webhookd.devtools.temporary_daemon import last_line
 
 ANSWER_TIMEOUT_SECONDS = 30.0
 
@@ -94,5 +94,5 @@ class BenchReceiver:
         except TimeoutError:
             line = b""
         if not line:
-            raise WebhookdError(f"the bench's receiver does not answer: {last_words(self._log_path)}")
+            raise WebhookdError(f"the bench's receiver does not answer: {last_line(self._log_path)}")
         return msgspec.json.decode(line, type=_Told)

@@ -20,7 +20,7 @@ from webhookd.devtools.bench_measures import BUSY_SHARE, Bench
 from webhookd.devtools.bench_progress import Course
 from webhookd.devtools.bench_receiver import BenchReceiver
 from webhookd.devtools.bench_report import Report
-from webhookd.devtools.own_daemon import OwnDaemon, temporary_folder
+from webhookd.devtools.temporary_daemon import TemporaryDaemon, temporary_folder
 
 STEPS = 6
 COMMITS = 50
@@ -148,7 +148,7 @@ class Run(NamedTuple):
             delivery=msgspec.structs.replace(self.settings.delivery, local=True),
         )
 
-    def _daemon(self, folder: Path, data_dir: Path, dsn: str) -> OwnDaemon:
+    def _daemon(self, folder: Path, data_dir: Path, dsn: str) -> TemporaryDaemon:
         """As the user's, but for where it is."""
         config_path = self.config_path or folder / "webhookd.toml"
         if self.config_path is None:
@@ -162,7 +162,7 @@ class Run(NamedTuple):
             "WEBHOOKD_SERVICES_ENABLED": ",".join(SERVICES),
             "WEBHOOKD_API_HEALTH_LISTEN": "",
         }
-        return OwnDaemon(folder, "bench", config_path, os.environ | own)
+        return TemporaryDaemon(folder, "bench", config_path, os.environ | own)
 
 
 def _backlog(sizes: Sizes, bare_rate: float) -> int:
