@@ -13,7 +13,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -59,10 +59,9 @@ class LocalCertificate:
         local = cls(folder / "certificate.pem", folder / "key.pem")
         try:
             with _locked(folder):
-                problem = local._problem()
-                if problem:
-                    log.warning("the local certificate in %s %s; creating a new one", folder, problem)
-                if problem is not None:
+                if problem := local._problem():
+                    if local.key_file.exists():
+                        log.warning("the local certificate in %s %s; creating a new one", folder, problem)
                     local._create()
         except PermissionError as error:
             raise ConfigurationError(
@@ -83,7 +82,7 @@ class LocalCertificate:
         return context
 
     def _problem(self) -> str | None:
-        """Why the files cannot be used; empty if there are none yet, None if they are good."""
+        """Why the files cannot be used; None if they can."""
         try:
             certificate = x509.load_pem_x509_certificate(self.certificate_file.read_bytes())
             extensions = certificate.extensions
@@ -91,7 +90,7 @@ class LocalCertificate:
             constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
             self.server_tls()
         except FileNotFoundError:
-            return ""
+            return "is incomplete"
         except (ValueError, ssl.SSLError, x509.ExtensionNotFound):
             return "is damaged"
         if (names, constraints) != (_NAMES, _NO_AUTHORITY):
@@ -127,21 +126,16 @@ def _locked(folder: Path) -> Iterator[None]:
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     try:
-        while not _try_lock(lock):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"the local certificate in {folder} is locked by another process")
             time.sleep(LOCK_POLL_SECONDS)
         yield
     finally:
         os.close(lock)
-
-
-def _try_lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write(path: Path, content: bytes) -> None:

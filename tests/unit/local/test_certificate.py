@@ -153,7 +153,7 @@ def test_two_processes_create_one_certificate(tmp_path: Path, monkeypatch: pytes
 
 
 def test_lock_held_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process that holds the lock delays the others for a bounded time."""
+    """A stopped process that holds the lock delays other processes for a bounded time."""
     LocalCertificate.in_folder(tmp_path)
     monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 0.05)
     with (
