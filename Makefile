@@ -27,8 +27,8 @@ history: ## Check the plans of the job queue beside a million finished and 100,0
 faults: ## Run every fault scenario under load, then a random mix: 25 minutes (FAULTS="--seed 7 --only kill")
 	$(ENVIRONMENT)/bin/python -m tests.faults $(FAULTS)
 
-# What webhookd is compared with has an environment of its own: no test needs it, and no test can come to need it.
-# Node comes with it, for graphile-worker needs a newer one than many systems have; without it that one is left out.
+# The peers that webhookd is compared with have their own environment, so that no test can depend on them. It includes
+# Node, because graphile-worker needs a newer version than many systems have; without npm, graphile-worker is left out.
 BENCH_ENVIRONMENT := .venv-bench
 BENCH_STAMP := $(BENCH_ENVIRONMENT)/installed.stamp
 GRAPHILE := tests/bench/graphile
@@ -38,16 +38,16 @@ $(BENCH_STAMP): tests/bench/requirements.lock $(GRAPHILE)/package-lock.json
 	python3 -m venv $(BENCH_ENVIRONMENT)
 	$(BENCH_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $<
 	$(BENCH_ENVIRONMENT)/bin/python -m pip check
-	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench.install_graphile
+	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench.node
 	touch $@
 
-bench: $(BENCH_STAMP) ## Compare with the peers and with the goals, in five rounds: three quarters of an hour (BENCH="--only idle")
+bench: $(BENCH_STAMP) ## Benchmark webhookd against its peers and goals, five rounds: 45 minutes (BENCH="--only idle")
 	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench $(BENCH)
 
-bench-quick: $(BENCH_STAMP) ## The same with small numbers, to try it: three minutes
+bench-quick: $(BENCH_STAMP) ## Run the same benchmarks with small numbers: 3 minutes
 	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench --quick $(BENCH)
 
-ingest: ## Measure single events from 1 to 500 clients at once, and without the database
+ingest: ## Measure single events from 1 to 500 concurrent clients, also while the database is down
 	$(ENVIRONMENT)/bin/python -m tests.bench.ingest
 
 docs: ## Write docs/settings.md and docs/cli.md from the code

@@ -1,1 +1,1 @@
-"""Measurements: numbers to report, nothing to pass or fail. `make bench` runs `python -m tests.bench`."""
+"""Benchmarks: numbers to report, nothing to pass or fail. `make bench` runs `python -m tests.bench`."""

@@ -1,6 +1,6 @@
-"""`make bench`: every measure, in alternating rounds; prints a table, and writes it with all its numbers.
+"""`make bench`: runs every measure in several rounds, prints a table, and writes all numbers to a folder.
 
-A measure that fails says so in its lines, and the others go on; then the exit status is 1.
+A failed measure is reported in its lines of the table and does not stop the run; the exit status is 1.
 """
 
 import argparse
@@ -19,11 +19,9 @@ import uvloop
 
 from tests.bench import machine, plot
 from tests.bench.bed import Bed, open_bed
-from tests.bench.measures import backlog, fan_out, ingest, latency, throughput, variants
-from tests.bench.measures.turns import Numbers
-from tests.bench.rows import ROWS, Line, lines
-from tests.bench.scale import QUICK, SUBSCRIPTIONS, Scale
-from tests.bench.table import markdown_table, plain_table
+from tests.bench.measures import fan_out, ingest, latency, throughput, variants
+from tests.bench.rows import ROWS, Line, lines, markdown_table, plain_table
+from tests.bench.scale import QUICK, SUBSCRIPTIONS, Numbers, Scale
 from tests.support import history
 
 Measure = Callable[[Bed, int], Awaitable[Numbers]]
@@ -36,32 +34,32 @@ MEASURES: dict[str, Measure] = {
     "snapshot": variants.snapshot,
     "hanging": variants.hanging,
     "instances": variants.instances,
-    "backlog": backlog.backlog,
+    "backlog": variants.backlog,
     "single": ingest.single,
     "batch": ingest.batch,
     "fan-out": fan_out.fan_out,
 }
 SHORTEST_HISTORY = history.SUBSCRIPTIONS * history.FEW_LETTERS
-# A history of ten million takes its time to be written; nothing else comes near.
+# Long enough to write a history of ten million sagas.
 ROUND_TIMEOUT_SECONDS = 3600
 
 
 @dataclass
 class Outcome:
-    """What became of one measure."""
+    """The numbers of one measure, and why it stopped early."""
 
     rounds: list[Numbers] = field(default_factory=list)
     failure: str | None = None
 
 
 def main() -> int:
-    """Run, print and write."""
+    """Run the benchmarks. Returns the exit status."""
     given = arguments()
     scale = QUICK if given.quick else Scale()
     if given.history is not None:
         scale = dataclasses.replace(scale, history=given.history)
     rounds = given.rounds or (1 if given.quick else 5)
-    # A terminated run ends its children just as an interrupted one.
+    # SIGTERM ends the children as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return uvloop.run(run(given.only or list(MEASURES), rounds, scale, given.output))
@@ -71,22 +69,35 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--rounds", type=positive, help="of each measure (5; with --quick 1)")
-    parser.add_argument("--only", nargs="+", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
-    parser.add_argument("--quick", action="store_true", help="small numbers, to try it: three minutes")
+    parser.add_argument("--rounds", type=positive, help="rounds of each measure (default: 5; with --quick 1)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=MEASURES,
+        metavar="NAME",
+        help=f"run only these measures: {', '.join(MEASURES)}",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small numbers, for a first try: about three minutes"
+    )
     parser.add_argument(
         "--history",
         type=history_size,
-        help="terminal sagas of the long history (1 million)",
+        help="finished deliveries in the long history (default: 1 million)",
     )
-    parser.add_argument("--output", type=Path, default=Path("bench-results"), help="folder (bench-results)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("bench-results"),
+        help="folder for the results (default: bench-results)",
+    )
     return parser.parse_args()
 
 
 def positive(text: str) -> int:
-    """A number that there can be something of."""
+    """Parse a number of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
@@ -94,7 +105,7 @@ def positive(text: str) -> int:
 
 
 def history_size(text: str) -> int:
-    """What tests/support/history.py can divide among its subscriptions."""
+    """Parse a size that tests/support/history.py can divide among its subscriptions."""
     number = positive(text)
     if number < SHORTEST_HISTORY:
         raise argparse.ArgumentTypeError(f"must be at least {SHORTEST_HISTORY}")
@@ -102,7 +113,7 @@ def history_size(text: str) -> int:
 
 
 async def run(names: Sequence[str], rounds: int, scale: Scale, folder: Path) -> int:
-    """All rounds of each measure, then the results; the exit status."""
+    """Run all rounds of each measure and write the results. Returns the exit status."""
     outcomes: dict[str, Outcome] = {}
     async with open_bed(scale) as bed:
         found = machine.facts(bed.server.version, bed.receiver.name)
@@ -121,38 +132,38 @@ async def run(names: Sequence[str], rounds: int, scale: Scale, folder: Path) -> 
 
 
 async def outcome_of(name: str, bed: Bed, rounds: int) -> Outcome:
-    """The rounds of one measure, up to the first that fails."""
+    """Run the rounds of one measure, up to the first that fails."""
     outcome = Outcome()
     for number in range(rounds):
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_SECONDS):
                 outcome.rounds.append(await MEASURES[name](bed, number))
-        except Exception as error:  # whatever it is, the other measures go on
+        except Exception as error:  # the other measures still run
             outcome.failure = failure_text(error)
             print(f"{name} {number + 1}/{rounds}: {outcome.failure}", file=sys.stderr, flush=True)
             break
         numbers = ", ".join(f"{key} {value:.5g}" for key, value in outcome.rounds[-1].items())
-        print(f"{name} {number + 1}/{rounds} ({time.monotonic() - began:.0f} s): {numbers}", flush=True)
+        print(f"{name} {number + 1}/{rounds} ({time.monotonic() - started:.0f} s): {numbers}", flush=True)
     return outcome
 
 
 def failure_text(error: Exception) -> str:
-    """One short line, for a cell of the table."""
+    """One short line for a cell of the table."""
     words = [type(error).__name__, *str(error).strip().splitlines()[:1]]
     return f"failed: {': '.join(words)}"[:200]
 
 
 def notes(scale: Scale) -> str:
-    """What the table does not say by itself."""
+    """Explains the table."""
     return (
-        f"webhookd: one instance with its defaults, {SUBSCRIPTIONS} event types with one subscription each. "
-        "Rates are from the commit of all work to the end of the last piece, with processes that are warm; "
-        "the spread is from the least to the most of the rounds, ratios are of the two sides of one round. "
-        f"The long history has {scale.history:,} terminal sagas, the long backlog {scale.backlog:,} events. "
-        "WAL is all that the server wrote from before publishing to the end, events, payloads and indexes "
-        "included; processor time is without publishing. Times of arrival under load are the receiver's: "
-        "nginx tells whole milliseconds."
+        f"webhookd runs as one instance with default settings and {SUBSCRIPTIONS} event types with one "
+        "subscription each. Rates count from the commit of all work to the completion of the last piece, "
+        "with warm processes. The spread is the minimum and maximum of the rounds; a ratio compares the two "
+        f"sides of the same round. The long history has {scale.history:,} finished deliveries, the long "
+        f"backlog {scale.backlog:,} events. WAL is everything that the server wrote from before publishing "
+        "to the end, including events, payloads and indexes; processor time excludes publishing. Arrival "
+        "times under load come from the receiver: nginx reports whole milliseconds."
     )
 
 
@@ -163,7 +174,7 @@ def write(
     scale: Scale,
     outcomes: dict[str, Outcome],
 ) -> None:
-    """The table as text and Markdown, all numbers as JSON, and the picture."""
+    """Write the table as text and Markdown, all numbers as JSON, and the chart."""
     folder.mkdir(parents=True, exist_ok=True)
     caption = machine.caption(found)
     (folder / "table.txt").write_text(f"{caption}\n\n{plain_table(all_lines)}\n\n{notes(scale)}\n")

@@ -1,8 +1,8 @@
-"""Single events from many clients at once: `make ingest`.
+"""`make ingest`: single events from many concurrent clients.
 
-A durable PostgreSQL, one instance with its defaults. Prints a rate and milliseconds for each number of
-clients, after a look into the database that each event is there once; then what 500 clients hear, and when,
-while the database is stalled and while it is gone.
+Uses a durable PostgreSQL and one instance with default settings. For each number of clients it prints the
+rate and the latency, and checks that the database holds each event once. Then it prints the answers of 500
+clients while the database is stalled, and while it is down.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ ACCEPTED, UNAVAILABLE = 202, 503
 _numbers = count()
 
 
-class Heard(NamedTuple):
-    """One answer."""
+class Answer(NamedTuple):
+    """The API's answer to one event."""
 
     key: str
     status: int
@@ -42,7 +42,7 @@ class Heard(NamedTuple):
 
 
 async def main() -> None:
-    """Measure, and print a line for each round."""
+    """Measure and print a line for each round."""
     server = BreakableServer(installation_near(NEWEST))
     server.start()
     try:
@@ -56,9 +56,9 @@ async def main() -> None:
                 async with open_session() as session:
                     for number in range(ROUNDS):
                         for clients in CLIENTS:
-                            heard = await post_for(SECONDS, session, daemon.port, clients)
-                            await check(database, heard)
-                            print(f"{number + 1}: {clients} clients: {summary(heard)}")
+                            answers = await post_for(SECONDS, session, daemon.port, clients)
+                            await check(database, answers)
+                            print(f"{number + 1}: {clients} clients: {summary(answers)}")
                     await without_database(server, session, daemon.port)
             finally:
                 daemon.stop()
@@ -68,75 +68,77 @@ async def main() -> None:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """As many connections as there are clients."""
+    """A session with one connection per client."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=20)
     )
 
 
-async def post_for(seconds: float, session: aiohttp.ClientSession, port: int, clients: int) -> list[Heard]:
-    """Each client posts one event after the other."""
-    heard: list[Heard] = []
+async def post_for(seconds: float, session: aiohttp.ClientSession, port: int, clients: int) -> list[Answer]:
+    """Each client posts one event after another."""
+    answers: list[Answer] = []
     ends = time.monotonic() + seconds
 
     async def client() -> None:
         while time.monotonic() < ends:
-            heard.append(await post(session, port))
+            answers.append(await post(session, port))
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    return heard
+    return answers
 
 
-async def post(session: aiohttp.ClientSession, port: int) -> Heard:
-    """One event with a key of its own."""
+async def post(session: aiohttp.ClientSession, port: int) -> Answer:
+    """Post an event with a new key."""
     key = f"bench-{next(_numbers)}"
     body = {"event_type": "bench", "payload": {"amount": 1}, "idempotency_key": key}
     started = time.monotonic()
-    async with session.post(f"http://127.0.0.1:{port}/v1/events", json=body) as answer:
-        told = await answer.json(content_type=None)
+    async with session.post(f"http://127.0.0.1:{port}/v1/events", json=body) as response:
+        accepted = await response.json(content_type=None)
         milliseconds = (time.monotonic() - started) * 1000
-        return Heard(key, answer.status, told.get("id"), answer.headers.get("Retry-After"), milliseconds)
+        return Answer(
+            key, response.status, accepted.get("id"), response.headers.get("Retry-After"), milliseconds
+        )
 
 
-async def check(database: Database, heard: list[Heard]) -> None:
-    """Each accepted event is there once, under the id that was told."""
+async def check(database: Database, answers: list[Answer]) -> None:
+    """Check that each accepted event is stored once, with the id of its answer."""
     connection = await database.connect()
     rows = await connection.fetch(
         "select idempotency_key, id from webhookd.events where idempotency_key = any($1)",
-        [one.key for one in heard],
+        [it.key for it in answers],
     )
     stored = {row["idempotency_key"]: row["id"] for row in rows}
-    if len(rows) != len(heard) or any(stored[one.key] != one.event_id for one in heard):
-        raise SystemExit(f"{len(heard)} were accepted, {len(rows)} are stored")
+    if len(rows) != len(answers) or any(stored[it.key] != it.event_id for it in answers):
+        raise SystemExit(f"{len(answers)} events were accepted, {len(rows)} are stored")
 
 
 async def without_database(server: BreakableServer, session: aiohttp.ClientSession, port: int) -> None:
-    """What all clients hear, posting once each, while the database does not answer."""
-    breaks: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
+    """Each client posts once while the database does not answer."""
+    outages: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         "stalled": (server.stall, server.resume),
         "killed": (server.crash, server.restart),
     }
-    for name, (end, mend) in breaks.items():
-        await asyncio.to_thread(end)
-        heard = await asyncio.gather(*(post(session, port) for _ in range(CLIENTS[-1])))
-        await asyncio.to_thread(mend)
-        statuses = Counter((one.status, one.retry_after is not None) for one in heard)
-        print(f"{name}: {summary(heard)}, (status, has Retry-After): {dict(statuses)}")
+    for name, (take_down, bring_back) in outages.items():
+        await asyncio.to_thread(take_down)
+        answers = await asyncio.gather(*(post(session, port) for _ in range(CLIENTS[-1])))
+        await asyncio.to_thread(bring_back)
+        statuses = Counter((it.status, it.retry_after is not None) for it in answers)
+        print(f"{name}: {summary(answers)}, (status, has Retry-After): {dict(statuses)}")
         await until_accepted(lambda: post(session, port))
 
 
-async def until_accepted(ask: Callable[[], Awaitable[Heard]]) -> None:
-    """Until the database is back."""
+async def until_accepted(attempt: Callable[[], Awaitable[Answer]]) -> None:
+    """Wait until the database is back."""
     async with asyncio.timeout(20):
-        while (await ask()).status == UNAVAILABLE:  # noqa: ASYNC110  it is the daemon that is asked
+        while (await attempt()).status == UNAVAILABLE:  # noqa: ASYNC110  polls the daemon
             await asyncio.sleep(0.05)
 
 
-def summary(heard: list[Heard]) -> str:
-    """How many, how fast."""
-    milliseconds = [one.milliseconds for one in heard]
+def summary(answers: list[Answer]) -> str:
+    """The number of answers and their latency."""
+    milliseconds = [it.milliseconds for it in answers]
     p50, p99 = statistics.median(milliseconds), statistics.quantiles(milliseconds, n=100)[-1]
-    return f"{len(heard)} answers, p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {max(milliseconds):.1f} ms"
+    return f"{len(answers)} answers, p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {max(milliseconds):.1f} ms"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Posts events to an API over plain HTTP: as many connections as it is told, one request after another.
+"""A process that posts events to an API over plain HTTP, on a given number of connections.
 
-A protocol and no client library: what asks must not be slower than what answers. Asked by lines; answers how
-many events a second were accepted.
+A protocol without a client library, because the client must not be slower than the API. Each request starts a
+run; the answer is the number of accepted events per second.
 """
 
 import asyncio
@@ -12,25 +12,25 @@ from typing import Any, cast
 
 import uvloop
 
-from tests.bench.lines import answer_lines
-from tests.bench.scale import payload
+from webhookd.devtools.bench_load import payload
+from webhookd.devtools.bench_processes import answer_lines
 
 HEAD_END = b"\r\n\r\n"
 LENGTH = b"content-length:"
 ACCEPTED = b"HTTP/1.1 202 "
 
 
-class Client(asyncio.Protocol):
-    """One connection: sends the next request when the answer to the last is whole."""
+class ApiConnection(asyncio.Protocol):
+    """One connection: sends the next request when the answer to the last one is complete."""
 
     def __init__(self, next_request: Callable[[], bytes | None]) -> None:
-        self.over = asyncio.get_running_loop().create_future()
+        self.finished = asyncio.get_running_loop().create_future()
         self._next_request = next_request
         self._received = b""
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are none of asyncio's, but do the same.
+        # The transports of uvloop do not inherit from asyncio.Transport.
         self._transport = cast("asyncio.Transport", transport)
         self._send()
 
@@ -53,44 +53,46 @@ class Client(asyncio.Protocol):
         request = self._next_request()
         if request is not None:
             self._transport.write(request)
-        elif not self.over.done():
-            self.over.set_result(None)
+        elif not self.finished.done():
+            self.finished.set_result(None)
             self._transport.close()
 
     def _fail(self, error: Exception) -> None:
-        if not self.over.done():
-            self.over.set_exception(error)
+        if not self.finished.done():
+            self.finished.set_exception(error)
 
 
 class Load:
-    """Makes requests, each with events that no other has."""
+    """Builds requests in which every event is new."""
 
     def __init__(self) -> None:
         self._numbers = count()
 
-    async def answer(self, question: dict[str, Any]) -> float:
-        """Events a second, as the question says."""
-        batch, ends = question["batch"], time.perf_counter() + question["seconds"]
+    async def answer(self, request: dict[str, Any]) -> float:
+        """Run the load. Returns the accepted events per second."""
+        batch, ends_at = request["batch"], time.perf_counter() + request["seconds"]
         sent = 0
 
         def next_request() -> bytes | None:
             nonlocal sent
-            if time.perf_counter() > ends:
+            if time.perf_counter() > ends_at:
                 return None
             sent += batch or 1
             return self._request(batch)
 
-        began = time.perf_counter()
+        started = time.perf_counter()
         loop = asyncio.get_running_loop()
         clients = [
-            (await loop.create_connection(lambda: Client(next_request), "127.0.0.1", question["port"]))[1]
-            for _ in range(question["connections"])
+            (await loop.create_connection(lambda: ApiConnection(next_request), "127.0.0.1", request["port"]))[
+                1
+            ]
+            for _ in range(request["connections"])
         ]
-        await asyncio.gather(*(client.over for client in clients))
-        return sent / (time.perf_counter() - began)
+        await asyncio.gather(*(client.finished for client in clients))
+        return sent / (time.perf_counter() - started)
 
     def _request(self, batch: int) -> bytes:
-        """A batch, or a single event where it is 0."""
+        """A batch of this size, or a single event if it is 0."""
         if batch:
             members = ", ".join(self._event() for _ in range(batch))
             path, body = "/v1/events/batch", f'{{"events": [{members}]}}'

@@ -1,22 +1,25 @@
-"""Where a run took place: the machine, its system, and the version of everything that took part."""
+"""The environment of a run: the machine, the versions of all programs, and the processor time they use."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.bench.node import GRAPHILE, graphile_command
 from tests.bench.receivers import nginx_program
 from webhookd import __version__
+from webhookd.devtools.bench_processes import PROC, TICKS_PER_SECOND, ProcessStat, parse_stat
 
 PACKAGES = ("aiohttp", "asyncpg", "uvloop", "pgqueuer", "procrastinate", "psycopg")
 PROGRAM_TIMEOUT_SECONDS = 20
 
 
 def facts(postgres_version: str, receiver: str) -> dict[str, str | int]:
-    """What somebody needs to judge the numbers."""
+    """What a reader needs to know to judge the numbers."""
     found: dict[str, str | int] = {
         "cores": os.cpu_count() or 0,
         "processor": processor_model(_read(Path("/proc/cpuinfo"))) or platform.processor(),
@@ -28,14 +31,14 @@ def facts(postgres_version: str, receiver: str) -> dict[str, str | int]:
         "webhookd": __version__,
     }
     if program := nginx_program():
-        found["nginx"] = _said([program, "-v"]).rpartition("/")[2]
+        found["nginx"] = _output_of([program, "-v"]).rpartition("/")[2]
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     if command := graphile_command():
-        found["node"] = _said([command[0], "--version"])
+        found["node"] = _output_of([command[0], "--version"])
         for package in ("graphile-worker", "undici"):
             manifest = GRAPHILE / "node_modules" / package / "package.json"
             found[package] = json.loads(manifest.read_text())["version"]
@@ -43,21 +46,22 @@ def facts(postgres_version: str, receiver: str) -> dict[str, str | int]:
 
 
 def caption(found: dict[str, str | int]) -> str:
-    """The facts in a sentence, for under the table."""
+    """The facts as a sentence for the caption of the table."""
     versions = [
         f"{name} {found[name]}"
         for name in ("nginx", *PACKAGES, "graphile-worker", "undici", "node")
         if name in found
     ]
     return (
-        f"{found['cores']} cores ({found['processor']}) for everything, {found['memory_gib']} GiB of memory, "
-        f"{found['system']}; PostgreSQL {found['postgresql']}, durable; Python {found['python']}; "
+        f"{found['cores']} cores ({found['processor']}) shared by all parts, "
+        f"{found['memory_gib']} GiB of memory, {found['system']}; "
+        f"PostgreSQL {found['postgresql']}, durable; Python {found['python']}; "
         f"{', '.join(versions)}."
     )
 
 
 def processor_model(cpuinfo: str) -> str:
-    """The first model that /proc/cpuinfo names; empty where it names none."""
+    """The first model name in /proc/cpuinfo; empty if there is none."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
@@ -66,19 +70,38 @@ def processor_model(cpuinfo: str) -> str:
 
 
 def system_name(os_release: str) -> str:
-    """What the system calls itself in /etc/os-release."""
+    """The name of the system in /etc/os-release."""
     for line in os_release.splitlines():
         name, _, value = line.partition("=")
         if name == "PRETTY_NAME":
             return value.strip('"')
-    return "an unnamed system"
+    return "an unknown system"
+
+
+def tree_processor_seconds(root_id: int) -> float:
+    """Processor time of a process, its children, and the ended children of all of them."""
+    processes: dict[int, ProcessStat] = {}
+    for folder in PROC.iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                processes[int(folder.name)] = parse_stat((folder / "stat").read_text())
+    return tree_ticks(root_id, processes) / TICKS_PER_SECOND
+
+
+def tree_ticks(root_id: int, processes: Mapping[int, ProcessStat]) -> int:
+    """The ticks of a process and of everything below it; 0 if it does not exist."""
+    if root_id not in processes:
+        return 0
+    root = processes[root_id]
+    below = [process_id for process_id, stat in processes.items() if stat.parent_id == root_id]
+    return root.own_ticks + root.ended_children_ticks + sum(tree_ticks(it, processes) for it in below)
 
 
 def _read(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def _said(command: list[str]) -> str:
+def _output_of(command: list[str]) -> str:
     answer = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=PROGRAM_TIMEOUT_SECONDS
     )

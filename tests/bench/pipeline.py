@@ -1,4 +1,4 @@
-"""webhookd itself: a database with subscriptions, real daemons on it, and runs from commit to Completed."""
+"""webhookd in a run: a database with subscriptions, real daemons, and runs from commit to Completed."""
 
 import asyncio
 import contextlib
@@ -6,34 +6,27 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
-from tests.bench.bed import Bed
-from tests.bench.children import ROOT
-from tests.bench.receivers import Receiver
-from tests.bench.scale import SUBSCRIPTIONS, payload
+from tests.bench.bed import ROOT, Bed
+from tests.bench.scale import SUBSCRIPTIONS
 from tests.support.daemon import DaemonProcess
 from tests.support.database import Database
 from tests.support.flow import Flow
+from webhookd.deliveries import ingest
+from webhookd.devtools import bench_database
+from webhookd.devtools.bench_load import BATCH_EVENTS, Receiver, payload
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
 
-# In one transaction, but not in one statement: an application would not send ten megabytes at once either.
-PUBLISH_BATCH = 1_000
 RUN_TIMEOUT_SECONDS = 120
 RECEIVER_POLL_SECONDS = 0.05
 DATABASE_POLL_SECONDS = 0.02
 END_TIMEOUT_SECONDS = 60
 
-PUBLISH = "select count(*) from webhookd.publish_many($1, $2, $3, $4)"
 CLOCK = "select extract(epoch from clock_timestamp())::float8"
-# Both by the primary key alone, for the history may be long.
+# By the primary key alone, because the history may be long.
 LAST_SAGA = "select coalesce(max(id), 0) from webhookd.webhook_delivery_sagas"
-COMPLETED = """
-    select count(*), extract(epoch from max(updated_at))::float8
-    from webhookd.webhook_delivery_sagas
-    where id > $1 and status = 'Completed'
-"""
-ON_ITS_WAY = """
+IN_PROGRESS = """
     select exists (select from webhookd.event_routing_queue)
         or exists (select from webhookd.webhook_delivery_sagas
                    where status in ('Pending', 'InProgress', 'PendingRetry'))
@@ -41,7 +34,7 @@ ON_ITS_WAY = """
 
 
 class Pipeline:
-    """Daemons that run, with the connections to feed and watch them."""
+    """Running daemons, with a connection to publish and a connection to observe."""
 
     def __init__(
         self,
@@ -59,13 +52,13 @@ class Pipeline:
         self._numbers = count()
 
     async def publish(self, event_types: Sequence[str]) -> float:
-        """An event for each type given, in one commit; returns the database's time right after it."""
+        """Publish an event of each type in one commit. Returns the database's time after the commit."""
         async with self.application.transaction():
-            for start in range(0, len(event_types), PUBLISH_BATCH):
-                types = event_types[start : start + PUBLISH_BATCH]
-                nothing = [None] * len(types)
-                payloads = [payload(next(self._numbers)) for _ in types]
-                await self.application.fetchval(PUBLISH, types, payloads, nothing, nothing)
+            # In batches, because an application would not send ten megabytes in one statement either.
+            for start in range(0, len(event_types), BATCH_EVENTS):
+                batch = event_types[start : start + BATCH_EVENTS]
+                new = [ingest.NewEvent(it, payload(next(self._numbers))) for it in batch]
+                await ingest.publish(self.application, new)
         committed_at: float = await self.observer.fetchval(CLOCK)
         return committed_at
 
@@ -77,70 +70,71 @@ class Pipeline:
         further_types: Sequence[str] = (),
         on_commit: Callable[[], None] = lambda: None,
     ) -> float:
-        """Publish, and wait until each has arrived and is Completed: seconds from the commit to the last.
+        """Publish events and wait until all are Completed. Returns the seconds since the commit.
 
-        Types given further are published among the others, one for one, and not waited for.
+        Events of further types are published in between, one for each other event, and not waited for.
         """
         receiver = receiver or self.bed.receiver
         types = [event_type(number % SUBSCRIPTIONS) for number in range(deliveries)]
         if further_types:
             types = [one for pair in zip(types, cycle(further_types), strict=False) for one in pair]
-        arrived = await receiver.requests()
-        mark = await self.observer.fetchval(LAST_SAGA)
+        before = await receiver.requests()
+        last_saga = await self.observer.fetchval(LAST_SAGA)
         committed_at = await self.publish(types)
         on_commit()
         try:
             async with asyncio.timeout(RUN_TIMEOUT_SECONDS):
-                # Until all came the receiver is asked, so that the database is not asked while it works.
-                while await receiver.requests() < arrived + deliveries:  # noqa: ASYNC110  another process counts
+                # Poll the receiver until all have arrived, so that no query disturbs the database.
+                while await receiver.requests() < before + deliveries:  # noqa: ASYNC110  another process counts
                     await asyncio.sleep(RECEIVER_POLL_SECONDS)
-                return await self._completed_at(deliveries, mark) - committed_at
+                return await self._completed_at(deliveries, last_saga) - committed_at
         except TimeoutError as error:
-            came = await receiver.requests() - arrived
-            message = f"{came} of {deliveries} came within {RUN_TIMEOUT_SECONDS} s, or were not Completed"
-            raise RuntimeError(message) from error
+            arrived = await receiver.requests() - before
+            raise RuntimeError(
+                f"{arrived} of {deliveries} arrived within {RUN_TIMEOUT_SECONDS} s, or were not Completed"
+            ) from error
 
-    async def _completed_at(self, deliveries: int, mark: int) -> float:
-        """When the last of so many sagas after the mark was Completed, by the database's clock."""
+    async def _completed_at(self, deliveries: int, last_saga: int) -> float:
+        """When the last of this many sagas after the given one was Completed, by the database's clock."""
         while True:
-            completed, last_at = await self.observer.fetchrow(COMPLETED, mark)  # type: ignore[misc]
-            if completed >= deliveries:
-                return float(last_at)
+            done = await bench_database.completed(self.observer, last_saga)
+            if done.deliveries >= deliveries and done.last_completed_at is not None:
+                return done.last_completed_at
             await asyncio.sleep(DATABASE_POLL_SECONDS)
 
     async def until_idle(self) -> None:
-        """Wait until no saga is on its way."""
+        """Wait until every saga is finished."""
         async with asyncio.timeout(RUN_TIMEOUT_SECONDS):
-            while await self.observer.fetchval(ON_ITS_WAY):  # noqa: ASYNC110  the database is asked
+            while await self.observer.fetchval(IN_PROGRESS):  # noqa: ASYNC110  polls the database
                 await asyncio.sleep(DATABASE_POLL_SECONDS)
 
     async def warm_up(self) -> None:
-        """Connections are open, plans are made, code is compiled."""
+        """Open connections, prepare plans and warm the interpreter."""
         await self.run(self.bed.scale.warm_up)
 
 
 def event_type(number: int) -> str:
-    """The type of one subscription."""
+    """The event type of a subscription."""
     return f"bench.n{number}"
 
 
 def usual_addresses(receiver: Receiver) -> list[tuple[str, str]]:
-    """Types and addresses of as many subscriptions as a usual run has."""
+    """Event types and URLs of the usual number of subscriptions."""
     return [(event_type(number), receiver.url(f"/now/{number}")) for number in range(SUBSCRIPTIONS)]
 
 
 async def subscribe(database: Database, addresses: Sequence[tuple[str, str]]) -> None:
-    """A verified subscription for each type and address."""
+    """Create a verified subscription for each event type and URL."""
     flow = await Flow.open(database)
     for kind, url in addresses:
         await flow.subscribe(kind, url)
 
 
 def make_daemon(bed: Bed, database: Database, **sections: dict[str, Any]) -> DaemonProcess:
-    """One instance with its defaults, but for what it must know of the bed and what is given."""
+    """Configure an instance with default settings, except for the receivers and the given sections."""
     allowed = {"ca_file": str(bed.certificates.ca_file), "allow_networks": ["127.0.0.0/8"]}
     sections["delivery"] = allowed | sections.get("delivery", {})
-    # What is logged at each delivery would be a part of what is measured.
+    # A log line for each delivery would be part of the measurement.
     sections.setdefault("log", {"level": "info"})
     environment = {"PYTHONPATH": str(ROOT)}
     return DaemonProcess(bed.new_folder("daemon"), database.dsn("daemon"), environment, **sections)
@@ -148,7 +142,7 @@ def make_daemon(bed: Bed, database: Database, **sections: dict[str, Any]) -> Dae
 
 @contextlib.asynccontextmanager
 async def daemons_running(daemons: Sequence[DaemonProcess]) -> AsyncIterator[None]:
-    """Started; and ended in order, or by force where something went wrong."""
+    """Start the daemons, and stop them at the end; after an error, kill them."""
     try:
         for daemon in daemons:
             await daemon.start()
@@ -173,7 +167,7 @@ async def pipeline(
     database: Database | None = None,
     **sections: dict[str, Any],
 ) -> AsyncIterator[Pipeline]:
-    """A running webhookd, not warm yet; on a new database, unless one with its subscriptions is given."""
+    """Start webhookd, not yet warm. Without a database, a new one with subscriptions is created."""
     async with contextlib.AsyncExitStack() as stack:
         if database is None:
             database = await stack.enter_async_context(bed.database(migrated=True))

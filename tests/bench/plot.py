@@ -1,4 +1,4 @@
-"""The picture of a run: throughput as bars with the spread of the rounds, and latency beside it."""
+"""The chart of a run: bars of throughput and latency, with the spread of the rounds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,13 +6,13 @@ from typing import Any
 
 from tests.bench.rows import ROWS, Line
 
-OURS, OTHERS, LIMIT = "#1f6f8b", "#b8b8b8", "#e0a030"
+OURS, PEERS, LIMIT = "#1f6f8b", "#b8b8b8", "#e0a030"
 
 
 def draw(lines: Sequence[Line], caption: str, path: Path) -> bool:
-    """Write a PNG; False where there is nothing to draw, or nothing to draw with."""
+    """Write a PNG. Returns False if there is nothing to draw, or matplotlib is missing."""
     try:
-        # Imported here: a run without it has its table all the same.
+        # Imported here, so that a run without matplotlib still writes its table.
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
         return False
@@ -22,7 +22,7 @@ def draw(lines: Sequence[Line], caption: str, path: Path) -> bool:
     if not throughput and not latency:
         return False
     parts = [
-        (throughput, "deliveries a second, HTTPS, 400-byte payloads", False),
+        (throughput, "deliveries per second, HTTPS, 400-byte payloads", False),
         (latency, "milliseconds from publish to arrival", True),
     ]
     drawn = [part for part in parts if part[0]]
@@ -37,25 +37,25 @@ def draw(lines: Sequence[Line], caption: str, path: Path) -> bool:
 
 
 def _bars(axes: Any, lines: Sequence[Line], title: str, *, log: bool) -> None:
-    """A bar for each median, and a whisker from the least to the most."""
+    """A bar for each median, with a whisker from the minimum to the maximum."""
     summaries = [line.summary for line in lines if line.summary is not None]
     medians = [summary.median for summary in summaries]
-    below = [summary.median - summary.least for summary in summaries]
-    above = [summary.most - summary.median for summary in summaries]
+    below = [summary.median - summary.minimum for summary in summaries]
+    above = [summary.maximum - summary.median for summary in summaries]
     labels = [line.label.removeprefix("publish to arrival, ") for line in lines]
     colors = [_color(line.label) for line in lines]
     axes.barh(labels, medians, xerr=[below, above], color=colors, capsize=4)
     for place, summary in enumerate(summaries):
         text = f"{summary.median:,.0f}" if summary.median >= 100 else f"{summary.median:.1f}"
         axes.annotate(
-            text, (summary.most, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9
+            text, (summary.maximum, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9
         )
     axes.invert_yaxis()
     axes.set_title(title, loc="left", fontsize=10)
     if log:
         axes.set_xscale("log")
-        # A bar's length means something only where all begin at the same number.
-        axes.set_xlim(1, 2 * max(summary.most for summary in summaries))
+        # The lengths of bars are comparable only if all start at the same number.
+        axes.set_xlim(1, 2 * max(summary.maximum for summary in summaries))
     else:
         axes.margins(x=0.12)
     axes.grid(axis="x", alpha=0.3)
@@ -64,4 +64,4 @@ def _bars(axes: Any, lines: Sequence[Line], title: str, *, log: bool) -> None:
 def _color(label: str) -> str:
     if label.startswith("bare"):
         return LIMIT
-    return OURS if label.startswith(("webhookd", "publish")) else OTHERS
+    return OURS if label.startswith(("webhookd", "publish")) else PEERS

@@ -1,17 +1,34 @@
-"""What the numbers of a run mean: the rows of its table, with the goals of issue 5. Pure.
+"""The table of a run: its rows with their goals, the summary of the rounds, and the text. Pure.
 
-A row is a number of each round, or the ratio of two of them; a goal is a bound of its median.
+A row shows a number of each round, or the ratio of two numbers; a goal limits its median.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.bench.summary import Summary, ratios, summarize
+
+class Summary(NamedTuple):
+    """The median of the rounds, and their spread."""
+
+    median: float
+    minimum: float
+    maximum: float
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Summarize at least one value."""
+    return Summary(statistics.median(values), min(values), max(values))
+
+
+def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
+    """Ratios round by round, so that a disturbance of both sides of a round cancels out."""
+    return [one / other for one, other in zip(over, under, strict=True)]
 
 
 class Unit(NamedTuple):
-    """How a number is shown."""
+    """How a number is printed."""
 
     name: str
     factor: float = 1.0
@@ -29,7 +46,7 @@ MEGABYTES = Unit("MB", 1e-6)
 
 
 class Goal(NamedTuple):
-    """A bound, in the row's unit."""
+    """A limit in the unit of the row."""
 
     bound: float
     at_least: bool
@@ -42,18 +59,18 @@ class Goal(NamedTuple):
 
 
 def at_least(bound: float) -> Goal:
-    """More is better."""
+    """A goal for a number of which more is better."""
     return Goal(bound, at_least=True)
 
 
 def at_most(bound: float) -> Goal:
-    """Less is better."""
+    """A goal for a number of which less is better."""
     return Goal(bound, at_least=False)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table, before there are numbers."""
+    """Defines one line of the table."""
 
     label: str
     over: str
@@ -63,7 +80,7 @@ class Row:
 
 
 class Line(NamedTuple):
-    """One line of the table: its median and spread, or a note why there are none."""
+    """One line of the table: median and spread, or a note why they are missing."""
 
     label: str
     unit: Unit
@@ -73,7 +90,7 @@ class Line(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether the goal is met; why it is not known."""
+        """Whether the goal is met, or why that is unknown."""
         if self.summary is None:
             return self.note
         if self.goal is None:
@@ -114,11 +131,11 @@ ROWS: dict[str, tuple[Row, ...]] = {
         for kind in ("p50", "p99")
     ),
     "history": (
-        Row("beside a long history", "history", RATE),
+        Row("with a long history", "history", RATE),
         Row("with a long history ÷ empty", "history", RATIO, "history without", at_least(0.9)),
     ),
     "snapshot": (
-        Row("while a foreign snapshot is held", "snapshot", RATE),
+        Row("while another transaction holds a snapshot", "snapshot", RATE),
         Row("with a held snapshot ÷ without", "snapshot", RATIO, "snapshot without", at_least(0.6)),
     ),
     "hanging": (
@@ -127,29 +144,35 @@ ROWS: dict[str, tuple[Row, ...]] = {
     ),
     "instances": (
         Row("4 instances, 200 ms endpoints, concurrency 100 each", "instances", RATE),
-        Row("1 instance of them", "instances one", RATE),
+        Row("1 instance, 200 ms endpoints, concurrency 100", "instances one", RATE),
         Row("4 instances ÷ 1", "instances", RATIO, "instances one", at_least(3.6)),
     ),
     "backlog": (
         Row("peak memory, long backlog", "backlog memory", MEGABYTES),
-        Row("long backlog ÷ 1,000", "backlog memory", RATIO, "backlog memory short", at_most(1.2)),
+        Row("long backlog ÷ backlog of 1,000", "backlog memory", RATIO, "backlog memory short", at_most(1.2)),
     ),
     "single": (
         Row("API, single events, 64 clients", "api", RATE),
-        Row("its handler without database", "handler", RATE),
-        Row("single events ÷ handler without database", "api", RATIO, "handler", at_least(0.6)),
-        Row("the same, service api alone", "api alone", RATIO, "handler"),
+        Row("API handler without a database", "handler", RATE),
+        Row("single events ÷ handler without a database", "api", RATIO, "handler", at_least(0.6)),
+        Row("single events, only service api ÷ handler", "api alone", RATIO, "handler"),
     ),
     "batch": (
         Row("API, batches of 1,000, 4 clients", "batch", RATE),
         Row("bare INSERT … SELECT unnest", "insert", RATE),
         Row("batches ÷ bare INSERT", "batch", RATIO, "insert", at_least(0.5)),
-        Row("the same, service api alone", "batch alone", RATIO, "insert"),
+        Row("batches, only service api ÷ bare INSERT", "batch alone", RATIO, "insert"),
     ),
     "fan-out": (
         Row("one event to 1,000 subscriptions, first to last arrival", "fan-out", SECONDS),
-        Row("the same, publish to last arrival", "fan-out from publish", SECONDS),
-        Row("first to last ÷ bare loop's 1,000", "fan-out", RATIO, "fan-out bare", at_most(2.0)),
+        Row("one event to 1,000 subscriptions, publish to last arrival", "fan-out from publish", SECONDS),
+        Row(
+            "first to last arrival ÷ 1,000 POSTs of the bare loop",
+            "fan-out",
+            RATIO,
+            "fan-out bare",
+            at_most(2.0),
+        ),
     ),
 }
 
@@ -160,7 +183,7 @@ def lines(
     missing: Mapping[str, str],
     failure: str | None = None,
 ) -> list[Line]:
-    """The lines of one measure: of the rounds there are, or why there are none."""
+    """The lines of one measure, from its rounds or with the reason why there are none."""
     return [_line(row, rounds, missing, failure) for row in rows]
 
 
@@ -168,12 +191,45 @@ def _line(
     row: Row, rounds: Sequence[Mapping[str, float]], missing: Mapping[str, str], failure: str | None
 ) -> Line:
     names = [name for name in (row.over, row.under) if name is not None]
-    # A round that failed half-way has some numbers: only those with both sides give a ratio.
-    whole = [numbers for numbers in rounds if all(name in numbers for name in names)]
-    if not whole:
+    # A round that failed has only some of its numbers; a ratio needs both sides.
+    complete = [numbers for numbers in rounds if all(name in numbers for name in names)]
+    if not complete:
         reasons = [missing[name] for name in names if name in missing]
         return Line(row.label, row.unit, None, row.goal, (reasons or [failure or "not measured"])[0])
-    over = [numbers[row.over] * row.unit.factor for numbers in whole]
+    over = [numbers[row.over] * row.unit.factor for numbers in complete]
     if row.under is not None:
-        over = ratios(over, [numbers[row.under] * row.unit.factor for numbers in whole])
+        over = ratios(over, [numbers[row.under] * row.unit.factor for numbers in complete])
     return Line(row.label, row.unit, summarize(over), row.goal, "")
+
+
+HEADINGS = ("measure", "median", "spread", "goal", "")
+LEFT = (True, False, False, False, True)
+
+
+def plain_table(lines: Sequence[Line]) -> str:
+    """The table for a terminal."""
+    cells = [HEADINGS, *map(_cells, lines)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if left else text.rjust(width)
+            for text, width, left in zip(row, widths, LEFT, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def markdown_table(lines: Sequence[Line]) -> str:
+    """The table for a document."""
+    marks = ["---" if left else "--:" for left in LEFT]
+    rows = [HEADINGS, marks, *map(_cells, lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(line: Line) -> tuple[str, str, str, str, str]:
+    goal = "" if line.goal is None else str(line.goal)
+    if line.summary is None:
+        return line.label, "—", "", goal, line.verdict
+    median, minimum, maximum = (f"{value:,.{line.unit.digits}f}" for value in line.summary)
+    unit = f" {line.unit.name}" if line.unit.name else ""
+    return line.label, f"{median}{unit}", f"{minimum} to {maximum}", goal, line.verdict

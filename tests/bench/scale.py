@@ -1,12 +1,18 @@
-"""How much of everything a run does. Pure: the command line picks one of two scales."""
+"""How much a run does, and the order of its rounds. Pure: the command line picks one of two scales."""
 
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-PAYLOAD_BYTES = 400
-# Event types with a subscription each, so that the window of one subscription is not what is measured.
+# Event types with one subscription each, so that the window of one subscription does not limit the rate.
 SUBSCRIPTIONS = 10
-# webhookd's default, and so everybody's.
+# The default of webhookd, used for every contender.
 CONCURRENCY = 400
+
+Side = TypeVar("Side")
+
+# The numbers of one round of a measure, by the names that tests/bench/rows.py uses.
+Numbers = dict[str, float]
 
 
 def _full_deliveries() -> dict[str, int]:
@@ -22,12 +28,12 @@ def _full_deliveries() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Scale:
-    """Counts for a round; the defaults are the full run's, 5 to 10 seconds for each contender."""
+    """Counts per round. The defaults are those of a full run: 5 to 10 seconds for each contender."""
 
     deliveries: dict[str, int] = field(default_factory=_full_deliveries)
     warm_up: int = 2_000
-    variant_deliveries: int = 20_000  # of webhookd, with and without what a measure adds
-    slow_deliveries: int = 2_500  # for each instance, at endpoints that take 200 ms
+    variant_deliveries: int = 20_000  # of webhookd, with and without the condition of a measure
+    slow_deliveries: int = 2_500  # per instance, to endpoints that take 200 ms
     history: int = 1_000_000
     backlog: int = 1_000_000
     small_backlog: int = 1_000
@@ -59,7 +65,12 @@ QUICK = Scale(
 )
 
 
-def payload(number: int) -> str:
-    """A JSON text of exactly PAYLOAD_BYTES, another for each number."""
-    head = f'{{"number": {number}, "padding": "'
-    return f'{head}{"x" * (PAYLOAD_BYTES - len(head) - 2)}"}}'
+def alternate(number: int, sides: Iterable[Side]) -> list[Side]:
+    """Reverse the order of the sides in every second round, so that drift favours none of them."""
+    forwards = list(sides)
+    return forwards if number % 2 == 0 else forwards[::-1]
+
+
+async def measure_sides(number: int, sides: Mapping[str, Callable[[], Awaitable[float]]]) -> Numbers:
+    """Measure the sides of a round in alternating order. Returns the number of each by its name."""
+    return {name: await sides[name]() for name in alternate(number, sides)}

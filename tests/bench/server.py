@@ -1,4 +1,4 @@
-"""The PostgreSQL of a run: the newest found, durable, with the same settings for every contender."""
+"""The PostgreSQL of a run: the newest installed, durable, with the same settings for every contender."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,8 @@ from tests.support.installations import installation_near
 from tests.support.postgres import LocalServer
 
 NEWEST = 99
-# What an administrator of a machine of this size would set first. Durability is as PostgreSQL's defaults have
-# it: fsync, synchronous_commit and full_page_writes are on, by LocalServer.
+# The first settings that an administrator of such a machine would change. Durability is PostgreSQL's default:
+# LocalServer leaves fsync, synchronous_commit and full_page_writes on.
 SETTINGS = {
     "shared_buffers": "1GB",
     "effective_cache_size": "4GB",
@@ -18,15 +18,15 @@ SETTINGS = {
     "max_wal_size": "8GB",
     "checkpoint_timeout": "15min",
     "random_page_cost": "1.1",
-    # Of a statement that is logged to be counted, the text alone.
+    # Statements are logged to be counted; their parameters are not needed.
     "log_parameter_max_length": "0",
 }
-# One line begins with it for each statement of a login whose log_statement is on; further lines are indented.
+# The first line of each statement of a login with log_statement on; further lines are indented.
 STATEMENT = re.compile(rb"^[^\t\n]*LOG:  (?:execute|statement)\b", re.MULTILINE)
 
 
 class DurableServer(LocalServer):
-    """Started once for a run. Its log counts statements, for the wheel has no pg_stat_statements."""
+    """Started once per run. Statements are counted in its log: the wheel has no pg_stat_statements."""
 
     def __init__(self) -> None:
         super().__init__(installation_near(NEWEST), durable=True)
@@ -41,13 +41,13 @@ class DurableServer(LocalServer):
         return self._folder / "log"
 
     def log_bytes(self) -> int:
-        """Where the log ends now."""
+        """The end of the log now."""
         return self.log_path.stat().st_size
 
-    def statements_since(self, offset: int) -> int:
-        """How many statements were logged since the log ended there."""
+    def statements_since(self, position: int) -> int:
+        """The number of statements logged since this position of the log."""
         with self.log_path.open("rb") as log:
-            log.seek(offset)
+            log.seek(position)
             return count_statements(log.read())
 
     def _initialize(self, folder: Path) -> None:
@@ -57,5 +57,5 @@ class DurableServer(LocalServer):
 
 
 def count_statements(log: bytes) -> int:
-    """How many statements a log tells of."""
+    """Count the statements in a log."""
     return len(STATEMENT.findall(log))

@@ -19,18 +19,18 @@ from webhookd.outbound.signatures import sign
 
 
 class ListenerProcess:
-    """One receiver. Its data folder has the authority that its daemon must trust."""
+    """One receiver. Its data folder has the certificate that its daemon must trust."""
 
     def __init__(self, folder: Path, data_dir: Path, environment: Mapping[str, str] | None = None) -> None:
         self._folder = folder
-        self._ca_file = data_dir / "authority" / "ca.pem"
+        self._ca_file = data_dir / "certificate" / "certificate.pem"
         self._environment = {"WEBHOOKD_DATABASE_DATA_DIR": str(data_dir)} | dict(environment or {})
         self._process: Forked | None = None
 
     async def start(self, *arguments: str) -> Self:
         """Start it, and return when it is ready."""
         self.launch(*arguments)
-        await self._until(lambda: re.search(r"^(Now|Senders)", self.told(), re.MULTILINE), "ready")
+        await self._until(lambda: re.search(r"^(Next|Ready)", self.told(), re.MULTILINE), "ready")
         return self
 
     def launch(self, *arguments: str) -> None:

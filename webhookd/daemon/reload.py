@@ -5,7 +5,7 @@ from pathlib import Path
 
 from webhookd.core.configuration import data_dir
 from webhookd.core.settings import Settings
-from webhookd.local_ca import Authority
+from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, ClientOptions, trusted_tls
 
@@ -39,7 +39,7 @@ def _ca_files(settings: Settings) -> Iterator[Path]:
     if settings.delivery.ca_file:
         yield Path(settings.delivery.ca_file)
     if settings.delivery.local:
-        yield Authority.in_folder(data_dir(settings)).ca_file
+        yield LocalCertificate.in_folder(data_dir(settings)).certificate_file
 
 
 def restart_needed(old: Settings, new: Settings) -> list[str]:

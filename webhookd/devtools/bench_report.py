@@ -1,23 +1,28 @@
-"""What a bench found: one JSON object, or lines that say what it means. Pure, but for the printing."""
+"""What `webhookd bench` shows: its progress, and its results as one JSON object or as text."""
 
+import sys
 from enum import StrEnum
+from typing import Self
 
+import click
 import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from webhookd.cli import output
 from webhookd.cli.text import duration
-from webhookd.devtools.bench_processors import Processors
+from webhookd.devtools.bench_processes import Processors
 
 MILLION = 1_000_000
-# A part that is busy so much of the time is what the others wait for.
+# A part that is busy for this share of the time limits the rate.
 SATURATED = 0.85
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _UNIT_STEP = 1000
 
 
 class Limit(StrEnum):
-    """What kept the rate from being higher."""
+    """The part that limited the rate."""
 
     RECEIVER = "receiver"
     DAEMON = "daemon"
@@ -27,11 +32,11 @@ class Limit(StrEnum):
 
 
 _MEANING = {
-    Limit.RECEIVER: "the bench's own receiver: webhookd could do more",
-    Limit.DAEMON: "the daemon's one processor: a second instance adds to it",
-    Limit.MACHINE: "this machine's processors, which all parts share",
-    Limit.DATABASE: "the database: faster commits, or a nearer server, help",
-    Limit.UNKNOWN: "not known: this system does not tell who was busy",
+    Limit.RECEIVER: "the receiver of this benchmark: webhookd can do more",
+    Limit.DAEMON: "the daemon, which uses one processor: add a second instance",
+    Limit.MACHINE: "the processors of this machine, which all parts share",
+    Limit.DATABASE: "the database: faster commits or a shorter round trip help",
+    Limit.UNKNOWN: "unknown: this system has no /proc",
 }
 
 
@@ -39,13 +44,13 @@ class Latency(msgspec.Struct, frozen=True):
     """From publish to arrival."""
 
     events: int
-    events_per_second: float | None  # None: one at a time
+    events_per_second: float | None  # None: one event at a time
     p50_ms: float | None
     p99_ms: float | None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything, in the order of what is asked first."""
+    """All results, the most important first."""
 
     deliveries_per_second: float
     deliveries: int
@@ -69,7 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limit(processors: Processors | None) -> Limit:
-    """Who was busy all the time; if nobody was, all waited for the database."""
+    """The part that was always busy; if there is none, all parts waited for the database."""
     if processors is None:
         return Limit.UNKNOWN
     if processors.machine >= SATURATED * processors.there_are:
@@ -82,20 +87,20 @@ def limit(processors: Processors | None) -> Limit:
 
 
 def show(report: Report) -> None:
-    """For a person."""
+    """Print the report as text."""
     rate, bare = report.deliveries_per_second, report.without_database_per_second
     idle, busy = report.latency_idle, report.latency_busy
     wal, storage = report.wal_bytes_per_delivery, report.storage_bytes_per_delivery
-    commit = f"{report.commit_ms:.1f} ms on the disk, {report.round_trip_ms:.1f} ms of it there and back"
+    memory = report.daemon_memory_bytes
     rows: list[tuple[str, output.Cell]] = [
         ("throughput", Text.assemble((f"{rate:,.0f} deliveries/s", "bold green"))),
-        ("the same POSTs alone", f"{bare:,.0f}/s: with the database {rate / bare:.0%} of that"),
+        ("requests only", f"{bare:,.0f}/s without a database; deliveries reach {rate / bare:.0%} of that"),
         ("publish to arrival", Text.assemble((_latency(idle), "bold"), " when idle")),
         ("", Text.assemble((_latency(busy), "bold"), f" at {busy.events_per_second or 0:,.0f} events/s")),
-        ("a delivery", f"{size(wal)} of WAL, {size(storage)} of database"),
-        ("a commit", commit),
-        ("processors", _processors(report.processors)),
-        ("daemon's memory", size(report.daemon_memory_bytes) if report.daemon_memory_bytes else output.NONE),
+        ("per delivery", f"{size(wal)} of WAL, {size(storage)} of database"),
+        ("commit", f"{report.commit_ms:.1f} ms, of which the round trip takes {report.round_trip_ms:.1f} ms"),
+        ("busy processors", _processors(report.processors)),
+        ("daemon's memory", size(memory) if memory else output.NONE),
         ("limited by", _MEANING[report.limit]),
     ]
     output.show(
@@ -135,3 +140,54 @@ def _processors(found: Processors | None) -> str:
         return output.NONE
     database = f"PostgreSQL {found.postgresql:.2f}, " if found.postgresql is not None else ""
     return f"daemon {found.daemon:.2f}, {database}receiver {found.receiver:.2f} of {found.there_are}"
+
+
+class ProgressBar:
+    """A bar if stderr is a terminal, otherwise one line of stdout for each step, or nothing."""
+
+    def __init__(self, steps: int, *, quiet: bool) -> None:
+        self._steps = steps
+        self._step = 0
+        self._quiet = quiet
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[step]}", style="dim"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True, markup=False, highlight=False),
+            disable=not sys.stderr.isatty(),
+            transient=True,
+            # Low, because drawing takes processor time from the measurement.
+            refresh_per_second=5,
+        )
+        self._task: TaskID = self._bar.add_task("", step="", total=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, text: str, total: float | None = None) -> None:
+        """Show the next step, with the total that `done` counts up to."""
+        self._step += 1
+        self._show(text, f"{self._step}/{self._steps}", total)
+
+    def say(self, text: str) -> None:
+        """Show something that is not a step."""
+        self._show(text)
+
+    def _show(self, text: str, step: str = "", total: float | None = None) -> None:
+        self._bar.start()
+        self._bar.update(self._task, description=text, step=step, total=total, completed=0)
+        if not self._quiet and not sys.stderr.isatty():
+            click.echo(f"{step} {text}".strip())
+
+    def pause(self) -> None:
+        """Hide the bar until the next step, so that a question can be asked."""
+        self._bar.stop()
+
+    def done(self, count: int) -> None:
+        self._bar.update(self._task, completed=count)

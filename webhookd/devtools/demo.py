@@ -1,9 +1,10 @@
-"""`webhookd demo`: the whole life of some deliveries, on a webhookd of its own that is gone afterwards.
+"""`webhookd demo`: deliveries, retries, dead letters and a requeue, on a temporary webhookd.
 
-What it shows is what the daemon's API tells and what its endpoints saw.
+Everything it shows comes from the daemon's API and from the demo's own endpoints.
 """
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -12,7 +13,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click
 import msgspec
@@ -23,131 +25,153 @@ from webhookd.cli.client import Client
 from webhookd.cli.options import INTERRUPTED
 from webhookd.core.errors import WebhookdError
 from webhookd.core.states import SagaStatus
-from webhookd.devtools.demo_daemon import DemoDaemon
-from webhookd.devtools.demo_scene import Counts, Endpoint, Scene
-from webhookd.devtools.inbox import Behaviour, Inbox
-from webhookd.devtools.own_daemon import temporary_folder
-from webhookd.devtools.receiver import receiving
-from webhookd.http.server import listening_socket
-from webhookd.local_ca import Authority
+from webhookd.devtools.demo_screen import Counts, Endpoint, Screen
+from webhookd.devtools.receiver import Behaviour, Inbox, receiving
+from webhookd.devtools.temporary_daemon import TemporaryDaemon, temporary_folder
+from webhookd.embedded.server import running
+from webhookd.local_certificate import LocalCertificate
 
 EVENT_TYPE = "order.paid"
 ORDERS = 4
-# How long a step may take on a busy machine, and how often is asked whether it is done.
+# A step may take long on a busy machine.
 STEP_TIMEOUT_SECONDS = 60.0
-LOOK_INTERVAL_SECONDS = 0.1
-# For eyes. Where nobody watches, nobody waits.
+POLL_INTERVAL_SECONDS = 0.1
+# Pauses that let a person follow on a terminal; there are none elsewhere.
 PAUSE_SECONDS = 1.2
 ANSWER_SECONDS = 0.25
 
 NEXT_STEPS = f"""
-Now yourself, each in a terminal of its own:
-  webhookd serve --local                        on an embedded PostgreSQL
-  webhookd listen {EVENT_TYPE}                    a receiver that subscribes itself
-  webhookd publish {EVENT_TYPE} '{{"order": 7}}'    an event: see it arrive"""
+Try it yourself, each command in its own terminal:
+  webhookd serve --local                        start webhookd on an embedded PostgreSQL
+  webhookd listen {EVENT_TYPE}                    start a receiver that subscribes itself
+  webhookd publish {EVENT_TYPE} '{{"order": 7}}'    publish an event and see it arrive"""
 
 
 @click.command("demo")
 def command() -> None:
     """Watch deliveries, retries, dead letters and a requeue.
 
-    Starts a webhookd of its own with an embedded PostgreSQL in a temporary folder, sends it some events, and
-    removes everything again. It takes less than half a minute, and touches nothing else.
+    Starts a temporary webhookd with an embedded PostgreSQL, publishes some events, and removes everything
+    again. It takes less than half a minute and does not touch any other webhookd or database.
     """
     endpoints = [
-        Endpoint("billing", "answers", Inbox(), 5, 1.0),
-        Endpoint("mail", "fails twice, then answers", Inbox(behaviour=Behaviour(failures=2)), 5, 0.8),
+        Endpoint("billing", "works", Inbox(), 5, 1.0),
+        Endpoint("mail", "fails twice, then works", Inbox(behaviour=Behaviour(failures=2)), 5, 0.8),
         Endpoint("warehouse", "is down", Inbox(behaviour=Behaviour(status=503)), 3, 0.8),
     ]
-    scene = Scene(endpoints, output.console())
+    screen = Screen(endpoints, output.console())
     try:
-        asyncio.run(_demo(scene))
+        asyncio.run(_demo(screen))
     except asyncio.CancelledError:
         sys.exit(INTERRUPTED)
 
 
-async def _demo(scene: Scene) -> None:
-    """Nothing of it is left, whether it ends, fails or is told to stop."""
+async def _demo(screen: Screen) -> None:
+    """Run the demo and clean up, also after an error or a signal."""
     task = asyncio.current_task()
     if task is None:
-        raise RuntimeError("a coroutine runs in no task")
+        raise RuntimeError("not called in a task")
 
     def stop() -> None:
-        """Once: the end that it begins is not cut short."""
+        """Cancel once only: a second signal must not interrupt the cleanup."""
         if not task.cancelling():
-            scene.step("Told to stop: stopping webhookd and PostgreSQL, and removing the folder")
+            screen.step("Interrupted: stopping webhookd and PostgreSQL, removing the temporary folder")
             task.cancel()
 
-    for order in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(order, stop)
-    live = Live(scene, console=scene.console, refresh_per_second=8, vertical_overflow="crop")
-    with live if scene.console.is_terminal else nullcontext():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    live = Live(screen, console=screen.console, refresh_per_second=8, vertical_overflow="crop")
+    with live if screen.console.is_terminal else nullcontext():
         async with AsyncExitStack() as stack:
-            scene.step("Starting PostgreSQL and webhookd in a temporary folder")
+            screen.step("Starting PostgreSQL and webhookd in a temporary folder")
             daemon = DemoDaemon(stack.enter_context(temporary_folder("webhookd-demo-")))
-            authority = Authority.in_folder(daemon.data_dir)
-            # Before the daemon, and so after it too: what is on its way when it is stopped is still answered.
+            certificate = LocalCertificate.in_folder(daemon.data_dir)
+            # Started before the daemon, so stopped after it: requests in flight still get an answer.
             urls = [
                 await stack.enter_async_context(
                     receiving(
-                        listening_socket("127.0.0.1:0"),
-                        authority.server_tls(),
+                        0,
+                        certificate.server_tls(),
                         endpoint.inbox,
-                        partial(scene.arrived, endpoint),
-                        ANSWER_SECONDS if scene.console.is_terminal else 0,
+                        partial(screen.arrived, endpoint),
+                        ANSWER_SECONDS if screen.console.is_terminal else 0,
                     )
                 )
-                for endpoint in scene.endpoints
+                for endpoint in screen.endpoints
             ]
             await stack.enter_async_context(daemon)
-            story = _Story(scene, daemon.client)
-            for endpoint, url in zip(scene.endpoints, urls, strict=True):
+            story = _Story(screen, daemon.client)
+            for endpoint, url in zip(screen.endpoints, urls, strict=True):
                 await story.subscribe(endpoint, url)
             summary = await story.tell()
-            scene.step("Stopping webhookd and PostgreSQL, and removing the folder")
-        scene.step("Done, and nothing of it is left")
+            screen.step("Stopping webhookd and PostgreSQL, removing the temporary folder")
+        screen.step("Done: everything is removed")
     click.echo(f"\n{summary}\n{NEXT_STEPS}")
+
+
+class DemoDaemon(TemporaryDaemon):
+    """A webhookd with an embedded PostgreSQL that ignores all settings of the user."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data_dir: Final = folder / "data"
+        # An empty file, so that no configuration file of the user is found.
+        config_path = folder / "webhookd.toml"
+        config_path.touch()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("WEBHOOKD_")}
+        environment |= {
+            "WEBHOOKD_DATABASE_DATA_DIR": str(self.data_dir),
+            "WEBHOOKD_SERVICES_POLL_INTERVAL_SECONDS": "0.2",
+            "WEBHOOKD_LOG_FORMAT": "json",
+        }
+        super().__init__(folder, "demo", config_path, environment)
+
+    def _stop(self) -> bool:
+        stopped = super()._stop()
+        if not stopped and (self.data_dir / "pgdata").is_dir():
+            # A killed daemon leaves PostgreSQL running. It stops when its last user leaves.
+            with running(self.data_dir):
+                pass
+        return stopped
 
 
 @dataclass
 class _Story:
-    """What is done, and when the next thing is done."""
+    """The steps of the demo, each after the one before is visible in the daemon."""
 
-    scene: Scene
+    screen: Screen
     client: Client
 
     async def subscribe(self, endpoint: Endpoint, url: str) -> None:
-        asked = {
+        request = {
             "event_type": EVENT_TYPE,
             "callback_url": url,
             "max_attempts": endpoint.max_attempts,
             "base_delay_seconds": endpoint.base_delay_seconds,
             "description": endpoint.name,
         }
-        created = await self._post("/v1/subscriptions", asked)
-        endpoint.subscription_id = created["id"]
+        created = await self._post("/v1/subscriptions", request)
         endpoint.inbox.secrets.append(created["secret"])
         await self._post(f"/v1/subscriptions/{created['id']}/verify")
 
     async def tell(self) -> str:
-        """All of it; and in the end, what there is to say."""
-        names = ", ".join(endpoint.name for endpoint in self.scene.endpoints)
-        self.scene.step(f"Subscribed and verified over HTTPS: {names}")
+        """Run all steps. Returns the summary."""
+        names = ", ".join(endpoint.name for endpoint in self.screen.endpoints)
+        self.screen.step(f"Subscribed and verified over HTTPS: {names}")
         await self._pause()
-        self.scene.step(f"Publishing {ORDERS} events {EVENT_TYPE}; each goes to every endpoint")
+        self.screen.step(f"Publishing {ORDERS} {EVENT_TYPE} events; each goes to every endpoint")
         orders = [{"event_type": EVENT_TYPE, "payload": {"order": number}} for number in range(1, ORDERS + 1)]
         await self._post("/v1/events/batch", {"events": orders})
         await self._until(lambda counts: counts.deliveries[SagaStatus.COMPLETED] >= ORDERS)
-        self.scene.step("billing has them; what failed is tried again, each time later")
+        self.screen.step("billing received its events; failed attempts are retried with growing delays")
         await self._until(
             lambda counts: (
                 counts.dead_letters == ORDERS and counts.deliveries[SagaStatus.COMPLETED] == 2 * ORDERS
             )
         )
-        self.scene.step(f"mail has them; the warehouse failed 3 times: {ORDERS} dead letters")
+        self.screen.step(f"mail received its events; warehouse failed 3 times: {ORDERS} dead letters")
         await self._pause()
-        self.scene.endpoints[-1].mend()
-        self.scene.step("The warehouse is mended: the dead letters are requeued")
+        self.screen.endpoints[-1].repair()
+        self.screen.step("warehouse works again: requeueing the dead letters")
         await self._pause()
         await self._post("/v1/dead-letters/requeue", {"filter": {}, "dry_run": False})
         await self._until(
@@ -160,34 +184,36 @@ class _Story:
         done = [it for it in await self._rows("/v1/deliveries") if it["status"] == SagaStatus.COMPLETED]
         requeued = sum(it["dead_letter_id"] is not None for it in done)
         retried = sum(it["dead_letter_id"] is None and it["attempt_count"] > 1 for it in done)
-        requests = sum(endpoint.requests for endpoint in self.scene.endpoints)
-        unverified = sum(endpoint.unverified for endpoint in self.scene.endpoints)
-        signed = "every one of them signed" if not unverified else f"{unverified} of them not well signed"
+        requests = sum(endpoint.requests for endpoint in self.screen.endpoints)
+        unverified = sum(endpoint.unverified for endpoint in self.screen.endpoints)
+        signed = "all with a valid signature" if not unverified else f"{unverified} without a valid signature"
         return (
-            f"{len(done)} deliveries arrived: {len(done) - retried - requeued} at once, "
+            f"{len(done)} deliveries completed: {len(done) - retried - requeued} at the first attempt, "
             f"{retried} after retries, {requeued} as requeued dead letters.\n"
-            f"It took {requests} requests, {signed}, and {self.scene.seconds:.0f} seconds."
+            f"They took {requests} requests, {signed}, in {self.screen.seconds:.0f} seconds."
         )
 
     async def _until(self, condition: Callable[[Counts], bool]) -> None:
         deadline = time.monotonic() + STEP_TIMEOUT_SECONDS
-        while not condition(await self._look()):
+        while not condition(await self._counts()):
             if time.monotonic() > deadline:
-                raise WebhookdError(f"the demo came to a halt: {self.scene.now}")
-            await asyncio.sleep(LOOK_INTERVAL_SECONDS)
+                raise WebhookdError(
+                    f"the demo is stuck: no progress for {STEP_TIMEOUT_SECONDS:.0f} s after"
+                    f' "{self.screen.current_step}"'
+                )
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
-    async def _look(self) -> Counts:
-        """Ask the daemon how far it is."""
+    async def _counts(self) -> Counts:
         events, deliveries, dead_letters = [
             await self._rows(f"/v1/{noun}") for noun in ("events", "deliveries", "dead-letters")
         ]
-        self.scene.counts = Counts(
+        self.screen.counts = Counts(
             events=len(events),
             deliveries=Counter(it["status"] for it in deliveries),
             dead_letters=len(dead_letters),
             requeued=sum(it["requeued_saga_id"] is not None for it in dead_letters),
         )
-        return self.scene.counts
+        return self.screen.counts
 
     async def _rows(self, path: str) -> list[dict[str, Any]]:
         rows = await asyncio.to_thread(lambda: list(self.client.rows(path)))
@@ -197,5 +223,5 @@ class _Story:
         return (await asyncio.to_thread(self.client.post, path, value)).value
 
     async def _pause(self) -> None:
-        if self.scene.console.is_terminal:
+        if self.screen.console.is_terminal:
             await asyncio.sleep(PAUSE_SECONDS)

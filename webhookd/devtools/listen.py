@@ -1,4 +1,8 @@
-"""`webhookd listen`: a receiver on this machine that subscribes itself, and verifies and shows what comes."""
+"""`webhookd listen`: a receiver on this machine that subscribes itself, verifies each request and shows it.
+
+A receiver finds its own subscription again by URL and description, so there is one row for each URL and event
+type however often it starts. A secret is shown only once, so each start rotates it.
+"""
 
 import asyncio
 import logging
@@ -7,36 +11,49 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import INTERRUPTED, example, json_option, read_bounded
 from webhookd.core.configuration import data_dir, load_settings
-from webhookd.core.errors import CannotListen
+from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.limits import HIGHEST_PORT
-from webhookd.devtools import arrivals
-from webhookd.devtools.inbox import Arrival, Behaviour, Inbox
-from webhookd.devtools.receiver import receiving
-from webhookd.devtools.subscribing import Subscriber
-from webhookd.http.server import listening_socket
-from webhookd.local_ca import Authority
+from webhookd.devtools import listen_output
+from webhookd.devtools.receiver import Arrival, Behaviour, Inbox, receiving
+from webhookd.local_certificate import LocalCertificate
+from webhookd.outbound.outcome import Failure
 from webhookd.outbound.signatures import sign
+from webhookd.outbound.urls import UrlProblemCode
 
-# Always the same, so that the subscription of the last time fits again.
+# Fixed, so that the subscription of the last start fits again.
 DEFAULT_PORT = 8471
 MAX_SECRET_BYTES = 4096
-# What nobody can publish.
+# Event types that only webhookd itself publishes.
 RESERVED = "dot.job."
-SECRET_VARIABLE = "WEBHOOKD_SECRET"  # noqa: S105  the name of one
+SECRET_VARIABLE = "WEBHOOKD_SECRET"  # noqa: S105  the name of the variable, not a secret
+# Marks the subscriptions of `listen`: it must not rotate the secret of any other subscription.
+DESCRIPTION = "webhookd listen"
+# A person waits for the retry; the daemon's default delay is meant for endpoints that are down.
+BASE_DELAY_SECONDS = 1.0
+# Subscriptions of one event type to search; if there are more, a new one is created.
+MAX_SEARCHED = 5000
+
+_NOT_LOCAL = "the daemon does not deliver to this machine: start it with `webhookd serve --local`"
+_NOT_TRUSTED = (
+    "the daemon does not trust this machine's local certificate: restart it with `webhookd serve --local`,"
+    " as the same user or with the same [database] data_dir"
+)
 
 
 @dataclass(frozen=True)
-class Listening:
-    """What was asked for."""
+class Options:
+    """The options of the command."""
 
     event_types: Sequence[str]
     port: int
@@ -63,7 +80,7 @@ def _refuse_secret(_: click.Context, __: click.Parameter, value: str | None) -> 
     type=click.IntRange(0, HIGHEST_PORT),
     default=DEFAULT_PORT,
     show_default=True,
-    help="The port on 127.0.0.1; 0 takes a free one.",
+    help="Port on 127.0.0.1; 0 picks a free port.",
 )
 @click.option(
     "--fail",
@@ -77,7 +94,7 @@ def _refuse_secret(_: click.Context, __: click.Parameter, value: str | None) -> 
     "--status",
     type=click.IntRange(200, 599),
     metavar="CODE",
-    help="What a failure is answered with (default: 500); without --fail, everything is.",
+    help="Status of a failure (default: 500). Without --fail, the answer to every request.",
 )
 @click.option(
     "--delay",
@@ -90,7 +107,7 @@ def _refuse_secret(_: click.Context, __: click.Parameter, value: str | None) -> 
 @click.option(
     "--secret-file",
     metavar="FILE",
-    help=f"Further secrets to verify by, one a line, - for stdin (default: ${SECRET_VARIABLE}).",
+    help=f"Additional secrets to verify with, one per line; - is stdin (default: ${SECRET_VARIABLE}).",
 )
 @click.option("--secret", hidden=True, expose_value=False, callback=_refuse_secret)
 @click.option("--keep", is_flag=True, help="Leave the subscriptions active at the end.")
@@ -108,76 +125,79 @@ def command(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Receive webhooks on this machine, over HTTPS, and show them.
+    """Receive webhooks on this machine over HTTPS, and show them.
 
-    With event types it subscribes to them itself at the daemon, which must run as `webhookd serve --local`,
-    verifies every signature, and pauses its subscriptions when Ctrl-C ends it. The next `listen` on the same
-    port takes them up again, with new secrets and what was still on its way. Retries come after 1, 2, 4 …
-    seconds.
+    With event types, it subscribes to them at the daemon, which must run as `webhookd serve --local`, and
+    verifies every signature. Ctrl-C stops it and pauses its subscriptions. The next `listen` on the same port
+    resumes them with new secrets, and receives the deliveries that are still pending. Retries come after
+    1, 2, 4 … seconds.
 
-    Without event types it only receives: what any sender sends to the URL that it prints.
+    Without event types, it only receives: it shows every request to the URL that it prints.
     """
     if math.isnan(delay_seconds):
-        raise click.UsageError("--delay: nan is no time")
+        raise click.UsageError("--delay: nan is not a number of seconds")
     logging.basicConfig(format="webhookd: %(message)s", level=logging.WARNING)
-    # It tells of every connection that breaks, with a traceback.
+    # aiohttp logs a traceback for every broken connection.
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     secrets = _secrets(secret_file)
     inbox = Inbox(bool(event_types or secrets), secrets, Behaviour(failures=failures, status=status))
-    asked = Listening(tuple(dict.fromkeys(event_types)), port, delay_seconds, keep, as_json)
+    options = Options(tuple(dict.fromkeys(event_types)), port, delay_seconds, keep, as_json)
     config_path = click.get_current_context().find_object(Path)
-    authority = Authority.in_folder(data_dir(load_settings(config_path, os.environ)))
-    if not asyncio.run(_listen(asked, client, authority, inbox)):
+    certificate = LocalCertificate.in_folder(data_dir(load_settings(config_path, os.environ)))
+    if not asyncio.run(_listen(options, client, certificate, inbox)):
         sys.exit(INTERRUPTED)
 
 
-async def _listen(asked: Listening, client: Client, authority: Authority, inbox: Inbox) -> bool:
-    """Until told to stop; whether it was ready by then."""
-    try:
-        listening = listening_socket(f"127.0.0.1:{asked.port}")
-    except CannotListen as error:
-        raise CannotListen(f"{error} --port chooses another one") from error
-    told = _told_to_stop()
+async def _listen(options: Options, client: Client, certificate: LocalCertificate, inbox: Inbox) -> bool:
+    """Receive until a signal arrives. Returns whether all subscriptions were ready by then."""
+    stopping = _stop_on_signal()
 
     def show(arrival: Arrival) -> None:
         try:
-            _show(arrival, as_json=asked.as_json)
+            if options.as_json:
+                output.show_json(listen_output.as_json(arrival))
+            else:
+                output.show(listen_output.as_text(arrival))
         except BrokenPipeError:
-            told.set()  # nobody reads any more
+            stopping.set()  # the reader of stdout has gone
 
-    async with receiving(listening, authority.server_tls(), inbox, show, asked.delay_seconds) as url:
-        _say(f"Listening on {url} (Ctrl-C ends it)")
+    tls = certificate.server_tls()
+    async with receiving(options.port, tls, inbox, show, options.delay_seconds) as url:
+        _say(f"Listening on {url} (Ctrl-C stops)")
         subscriber = Subscriber(client, url)
         try:
-            ready = await _subscribe(asked, subscriber, inbox, told)
+            ready = await _subscribe(options, subscriber, inbox, stopping)
             if ready:
-                _say_what_now(asked, inbox, authority)
-                await told.wait()
+                _say_next_step(options, inbox, certificate)
+                await stopping.wait()
         finally:
-            if subscriber.subscription_ids and not asked.keep:
+            if subscriber.subscription_ids and not options.keep:
                 await asyncio.to_thread(subscriber.pause)
-                _say(f"Paused {_named(subscriber.subscription_ids)}: `listen` on this port takes up again.")
+                paused = _named(subscriber.subscription_ids)
+                _say(f"Paused {paused}. `listen` on the same port resumes.")
     return ready
 
 
-def _told_to_stop() -> asyncio.Event:
-    """Ctrl-C is the ordinary end: what was begun is ended in order. A second one ends at once."""
-    told = asyncio.Event()
+def _stop_on_signal() -> asyncio.Event:
+    """Set by the first signal, for an orderly end. A second signal exits at once."""
+    stopping = asyncio.Event()
 
     def stop() -> None:
-        if told.is_set():
+        if stopping.is_set():
             os._exit(INTERRUPTED)
-        told.set()
+        stopping.set()
 
-    for order in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(order, stop)
-    return told
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    return stopping
 
 
-async def _subscribe(asked: Listening, subscriber: Subscriber, inbox: Inbox, told: asyncio.Event) -> bool:
-    """Whether it came to the end: each question to the daemon ends by itself, and between two it may stop."""
-    for event_type in asked.event_types:
-        if told.is_set():
+async def _subscribe(
+    options: Options, subscriber: "Subscriber", inbox: Inbox, stopping: asyncio.Event
+) -> bool:
+    """Subscribe to each event type; false if a signal came in between. Each request has its own timeout."""
+    for event_type in options.event_types:
+        if stopping.is_set():
             return False
         inbox.secrets.append(await asyncio.to_thread(subscriber.subscribe, event_type))
         await asyncio.to_thread(subscriber.verify)
@@ -185,43 +205,112 @@ async def _subscribe(asked: Listening, subscriber: Subscriber, inbox: Inbox, tol
     return True
 
 
-def _say_what_now(asked: Listening, inbox: Inbox, authority: Authority) -> None:
-    if asked.event_types:
-        anybodys = [one for one in asked.event_types if not one.startswith(RESERVED)]
-        if anybodys:
-            _say(f"Now, elsewhere: webhookd publish {anybodys[0]} '{{\"order\": 7}}'")
+def _say_next_step(options: Options, inbox: Inbox, certificate: LocalCertificate) -> None:
+    if options.event_types:
+        publishable = [it for it in options.event_types if not it.startswith(RESERVED)]
+        if publishable:
+            _say(f"Next, in another terminal: webhookd publish {publishable[0]} '{{\"order\": 7}}'")
         else:
-            _say("Now, elsewhere: webhookd jobs enqueue greet")
+            _say("Next, in another terminal: webhookd jobs enqueue greet")
             _say(
-                f"({RESERVED}… is webhookd's own word, as jobs move; `webhookd jobs enable` switches them on)"
+                f"(The job queue publishes {RESERVED}… events; `webhookd jobs enable` switches the queue on.)"
             )
         return
-    _say(f"Senders must trust the authority in {authority.ca_file}")
+    _say(f"Ready. Senders must trust the certificate {certificate.certificate_file}")
     if not inbox.verifies:
-        _say("Nothing is verified: for that, name event types, or give a subscription's secret")
-
-
-def _show(arrival: Arrival, *, as_json: bool) -> None:
-    if as_json:
-        output.show_json(arrivals.as_json(arrival))
-    else:
-        output.show(arrivals.as_text(arrival))
+        _say("Signatures are not verified: name event types, or provide a subscription's secret")
 
 
 def _secrets(file: str | None) -> list[str]:
-    """Of the file, else of the environment; one that cannot sign is refused now."""
-    text, where = os.environ.get(SECRET_VARIABLE, ""), SECRET_VARIABLE
+    """Read the secrets from the file, or from the environment; refuse any that cannot sign."""
+    text, source = os.environ.get(SECRET_VARIABLE, ""), SECRET_VARIABLE
     if file is not None:
-        where = f"--secret-file: {file}"
+        source = f"--secret-file: {file}"
         text = read_bounded(file, "--secret-file", MAX_SECRET_BYTES).decode("ascii", "replace")
     secrets = text.split()
     try:
         sign(secrets, "", 0, b"")
     except ValueError as error:
-        raise click.UsageError(f"{where} has what is no secret: they begin with whsec_") from error
+        raise click.UsageError(f"{source} contains an invalid secret: secrets start with whsec_") from error
     if file is not None and not secrets:
-        raise click.UsageError(f"{where} is empty")
+        raise click.UsageError(f"{source} is empty")
     return secrets
+
+
+@dataclass
+class Subscriber:
+    """Subscribes one URL, and remembers which subscriptions to pause at the end."""
+
+    client: Client
+    url: str
+    subscription_ids: list[int] = field(default_factory=list)
+
+    def subscribe(self, event_type: str) -> str:
+        """Create a subscription or reuse our earlier one. Returns its secret."""
+        found = self._find(event_type)
+        if found is None:
+            created = self._post(
+                "/v1/subscriptions",
+                {
+                    "event_type": event_type,
+                    "callback_url": self.url,
+                    "base_delay_seconds": BASE_DELAY_SECONDS,
+                    "description": DESCRIPTION,
+                },
+            )
+            self.subscription_ids.append(created["id"])
+            return str(created["secret"])
+        self.subscription_ids.append(found)
+        return str(self._post(f"/v1/subscriptions/{found}/rotate-secret")["secret"])
+
+    def verify(self) -> None:
+        """Verify the latest subscription, then activate it."""
+        subscription = f"/v1/subscriptions/{self.subscription_ids[-1]}"
+        self._post(f"{subscription}/verify")
+        self.client.patch(subscription, {"active": True})
+
+    def pause(self) -> None:
+        """Pause all subscriptions, so that no delivery fails while nothing receives it."""
+        failed = []
+        reason = ""
+        for subscription_id in self.subscription_ids:
+            try:
+                self.client.patch(f"/v1/subscriptions/{subscription_id}", {"active": False})
+            except WebhookdError as error:
+                failed.append(subscription_id)
+                reason = str(error)
+        if failed:
+            raise ServiceUnavailable(f"{_named(failed)} could not be paused: {reason}")
+
+    def _find(self, event_type: str) -> int | None:
+        rows = self.client.rows("/v1/subscriptions", {"event_type": event_type}, MAX_SEARCHED)
+        for row in rows:
+            found = msgspec.json.decode(row, type=dict[str, Any])
+            if found["callback_url"] == self.url and found["description"] == DESCRIPTION:
+                return int(found["id"])
+        return None
+
+    def _post(self, path: str, value: object = None) -> Any:
+        try:
+            return self.client.post(path, value).value
+        except RequestRefused as refused:
+            raise _explained(refused) from refused
+
+
+def _explained(refused: RequestRefused) -> WebhookdError:
+    """Say what to do about a refusal, where that is known."""
+    error_code = refused.members.get("error_code")
+    if refused.code in (UrlProblemCode.BLOCKED_ADDRESS, UrlProblemCode.HOST):
+        return WebhookdError(_NOT_LOCAL)
+    if error_code == Failure.ADDRESS_BLOCKED:
+        return WebhookdError(_NOT_LOCAL)
+    if error_code == Failure.TLS_FAILED:
+        return WebhookdError(_NOT_TRUSTED)
+    if error_code == Failure.CONNECT_FAILED:
+        return WebhookdError(
+            f"the daemon cannot reach 127.0.0.1 of this machine: does it run on another one? ({refused})"
+        )
+    return refused
 
 
 def _named(subscription_ids: Sequence[int]) -> str:
@@ -229,5 +318,5 @@ def _named(subscription_ids: Sequence[int]) -> str:
 
 
 def _say(line: str) -> None:
-    """Beside what arrives, which alone is on stdout."""
+    """Print to stderr: stdout has the arrivals only."""
     click.echo(line, err=True)

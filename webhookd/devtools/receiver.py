@@ -1,34 +1,146 @@
-"""An HTTPS server on this machine: each request, read within bounds, is judged by the inbox and handed on."""
+"""An HTTPS receiver on this machine, for `listen` and `demo`: verifies each request and decides the answer.
+
+It does what every receiver should do: it accepts only what is signed, and answers the challenge.
+"""
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http import HTTPStatus
 
 import anyio
+import msgspec
 from aiohttp import web
 
-from webhookd.devtools.inbox import Arrival, Inbox, now
+from webhookd.core.errors import CannotListen
+from webhookd.outbound.signatures import SignatureProblem, challenge_in, verify
 
-HandOn: TypeAlias = Callable[[Arrival], None]
-
-# The largest payload that the database takes, which is the largest that can be delivered.
+HOST = "127.0.0.1"
+# Duplicates are recognised among this many recent messages.
+MAX_REMEMBERED = 10_000
+# The largest payload that the database accepts, and so the largest that can be delivered.
 MAX_BODY_BYTES = 8 * 1024 * 1024
 BODY_TIMEOUT_SECONDS = 30.0
 SHUTDOWN_SECONDS = 1.0
+SUCCESS = range(200, 300)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """Which requests fail on purpose."""
+
+    # The number of attempts of each message that fail before one succeeds.
+    failures: int = 0
+    # The status of a failure. Set without `failures`, it is the answer to every request.
+    status: int | None = None
+
+    def status_of(self, attempt: int) -> int:
+        """The answer to the n-th request with the same id."""
+        if attempt <= self.failures or (self.status is not None and not self.failures):
+            return self.status or HTTPStatus.INTERNAL_SERVER_ERROR
+        return HTTPStatus.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request and its answer."""
+
+    received_at: datetime
+    method: str
+    path: str
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+    checked: bool  # whether the signature was verified
+    problem: SignatureProblem | None  # why the signature is not valid
+    duplicate: bool  # the same message was accepted before
+    status: int
+    challenge: str | None = None
+
+    @property
+    def answer(self) -> bytes:
+        """The response body: the echo of a challenge, otherwise empty."""
+        return b"" if self.challenge is None else msgspec.json.encode({"challenge": self.challenge})
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the daemon counts it as delivered."""
+        return self.status in SUCCESS
+
+
+@dataclass(slots=True)
+class _Message:
+    requests: int = 0
+    accepted: bool = False
+
+
+@dataclass(slots=True)
+class Inbox:
+    """Decides how requests are answered. `secrets` and `behaviour` may change at any time."""
+
+    # If false, every request is accepted. If true, only those signed with one of the secrets.
+    verifies: bool = True
+    secrets: list[str] = field(default_factory=list)
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    _messages: OrderedDict[str, _Message] = field(default_factory=OrderedDict)
+
+    def receive(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, received_at: datetime
+    ) -> Arrival:
+        """Verify a request and choose its answer."""
+        problem = verify(self.secrets, headers, body, received_at.timestamp()) if self.verifies else None
+        challenge, duplicate = None, False
+        if method != "POST":
+            status: int = HTTPStatus.METHOD_NOT_ALLOWED
+        elif problem is not None:
+            status = HTTPStatus.UNAUTHORIZED
+        elif (challenge := challenge_in(body)) is not None:
+            status = HTTPStatus.OK
+        else:
+            message = self._message(headers.get("webhook-id", ""))
+            message.requests += 1
+            duplicate = message.accepted
+            status = self.behaviour.status_of(message.requests)
+            message.accepted |= status in SUCCESS
+        return Arrival(
+            received_at=received_at,
+            method=method,
+            path=path,
+            headers=headers,
+            body=body,
+            checked=self.verifies,
+            problem=problem,
+            duplicate=duplicate,
+            status=status,
+            challenge=challenge,
+        )
+
+    def _message(self, message_id: str) -> _Message:
+        """The earlier requests of this message. A message without an id is always new."""
+        if not message_id:
+            return _Message()
+        message = self._messages.setdefault(message_id, _Message())
+        self._messages.move_to_end(message_id)
+        if len(self._messages) > MAX_REMEMBERED:
+            self._messages.popitem(last=False)
+        return message
 
 
 @asynccontextmanager
 async def receiving(
-    listening: socket.socket,
+    port: int,
     tls: ssl.SSLContext,
     inbox: Inbox,
-    hand_on: HandOn,
+    on_arrival: Callable[[Arrival], None],
     delay_seconds: float = 0.0,
 ) -> AsyncIterator[str]:
-    """Receive on this socket for the length of a `with`; gives the URL."""
+    """Receive on this port, or on a free one if it is 0, until the block ends. Yields the URL."""
 
     async def handle(request: web.Request) -> web.Response:
         try:
@@ -37,20 +149,29 @@ async def receiving(
         except TimeoutError as error:
             raise web.HTTPRequestTimeout from error
         headers = {name.lower(): value for name, value in request.headers.items()}
-        arrival = inbox.judge(request.method, request.path_qs, headers, body, now())
-        hand_on(arrival)
+        arrival = inbox.receive(request.method, request.path_qs, headers, body, datetime.now(UTC))
+        on_arrival(arrival)
         await asyncio.sleep(delay_seconds)
         return web.Response(status=arrival.status, body=arrival.answer, content_type="application/json")
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_route("*", "/{path:.*}", handle)
-    # What is packed stays packed: it is nothing that webhookd sends.
+    # webhookd never compresses a payload: show a compressed body as it came.
     runner = web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=SHUTDOWN_SECONDS)
+    listening = _listen(port)
     await runner.setup()
     try:
         await web.SockSite(runner, listening, ssl_context=tls).start()
-        host, port = listening.getsockname()
-        yield f"https://{host}:{port}/"
+        yield f"https://{HOST}:{listening.getsockname()[1]}/"
     finally:
         with anyio.CancelScope(shield=True):
             await runner.cleanup()
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        hint = "; choose another port with --port" if error.errno == errno.EADDRINUSE else ""
+        reason = os.strerror(error.errno or 0)
+        raise CannotListen(f"cannot listen on {HOST}:{port}: {reason}{hint}") from error

@@ -7,7 +7,7 @@ run/              its socket; owned by the same account, because access to it gi
 programs/         a copy of PostgreSQL, if the account cannot run the wheel's
 postgresql.log    output of initdb and the server; the older part is in postgresql.log.1
 *.lock            starting, using and running the server: see server.py
-authority/        used by `webhookd listen`
+certificate/      used by `webhookd listen`
 """
 
 import fcntl
@@ -44,7 +44,7 @@ MAX_LOG_BYTES = 10 * 1024 * 1024
 _MAX_SOCKET_PATH_BYTES = 103
 _KNOWN_ENTRIES = frozenset(
     (
-        *("pgdata", "pgdata.new", "run", "programs", "authority", "postgresql.log", "postgresql.log.1"),
+        *("pgdata", "pgdata.new", "run", "programs", "certificate", "postgresql.log", "postgresql.log.1"),
         *("start.lock", "users.lock", "server.lock"),
         "lost+found",  # in an empty volume
     )

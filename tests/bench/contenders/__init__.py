@@ -1,1 +1,1 @@
-"""What is compared, each a process of its own: told how many to do by a line, answers with a line."""
+"""The contenders, each a process: a request says how many deliveries to make, the answer how long it took."""

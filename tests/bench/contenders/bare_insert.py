@@ -1,6 +1,6 @@
-"""The limit of ingest: `INSERT … SELECT unnest` of the same rows into a plain twin of webhookd.events.
+"""The limit of ingest: `INSERT … SELECT unnest` of the same rows into a plain copy of webhookd.events.
 
-The twin has its columns, primary key and indexes, and neither trigger, check nor anybody who reads it.
+The copy has the same columns, primary key and indexes, but no triggers or checks, and no process reads it.
 """
 
 import asyncio
@@ -11,34 +11,34 @@ from typing import Any
 import asyncpg
 import uvloop
 
-from tests.bench.lines import answer_lines, options
-from tests.bench.scale import payload
+from webhookd.devtools.bench_load import payload
+from webhookd.devtools.bench_processes import answer_lines, child_options
 
-TWIN = """
-    create table public.events_twin (
+COPY = """
+    create table public.events_copy (
         like webhookd.events including defaults including identity including indexes)
 """
 INSERT = """
-    insert into public.events_twin (event_type, payload, idempotency_key, correlation_id)
+    insert into public.events_copy (event_type, payload, idempotency_key, correlation_id)
     select * from unnest($1::text[], $2::json[], $3::text[], $4::text[])
 """
 
 
 class Inserter:
-    """Several connections, each inserting one batch after the other."""
+    """Inserts one batch after another on each of several connections."""
 
     def __init__(self, connections: list[Any]) -> None:
         self._connections = connections
         self._numbers = count()
 
-    async def answer(self, question: dict[str, Any]) -> float:
-        """Rows a second."""
-        batch, ends = question["batch"], time.perf_counter() + question["seconds"]
+    async def answer(self, request: dict[str, Any]) -> float:
+        """Insert for the requested time. Returns the rows per second."""
+        batch, ends_at = request["batch"], time.perf_counter() + request["seconds"]
         batches = 0
 
         async def insert(connection: Any) -> None:
             nonlocal batches
-            while time.perf_counter() < ends:
+            while time.perf_counter() < ends_at:
                 numbers = [next(self._numbers) for _ in range(batch)]
                 await connection.execute(
                     INSERT,
@@ -49,16 +49,16 @@ class Inserter:
                 )
                 batches += 1
 
-        began = time.perf_counter()
+        started = time.perf_counter()
         await asyncio.gather(*(insert(connection) for connection in self._connections))
-        return float(batches * batch) / (time.perf_counter() - began)
+        return float(batches * batch) / (time.perf_counter() - started)
 
 
 async def main() -> None:
-    """Until the input ends."""
-    given = options()
-    connections = [await asyncpg.connect(given["dsn"]) for _ in range(given["connections"])]
-    await connections[0].execute(TWIN)
+    """Answer requests until the input ends."""
+    options = child_options()
+    connections = [await asyncpg.connect(options["dsn"]) for _ in range(options["connections"])]
+    await connections[0].execute(COPY)
     await answer_lines(Inserter(connections).answer)
     for connection in connections:
         await connection.close()

@@ -1,4 +1,4 @@
-"""The API's own handler of single events with no database behind it: what it stores is accepted at once."""
+"""The API's own handler of single events without a database: every event is accepted at once."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import uvloop
 
-from tests.bench.lines import answer_lines, options
 from webhookd.context import Context
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Settings
 from webhookd.deliveries.api.events import Events
 from webhookd.deliveries.ingest import Accepted, NewEvent
+from webhookd.devtools.bench_processes import answer_lines, child_options
 from webhookd.http.server import listening_socket
 from webhookd.http.site import Site
 from webhookd.wakeups import WakeUps
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NoCommit:
-    """In the place of GroupCommit."""
+    """Replaces GroupCommit."""
 
     def __init__(self) -> None:
         self._ids = count(1)
@@ -34,18 +34,18 @@ class NoCommit:
 
 
 async def main() -> None:
-    """Until the input ends."""
+    """Serve until the input ends."""
     settings = Settings()
     context = Context(cast("Pool", None), WakeUps(), Metrics(), lambda: settings, "bench")
     # This benchmark never calls the routes that read, so they need no database.
     events = Events(context, cast("QueryRunner", None), cast("GroupCommit", NoCommit()))
-    with listening_socket(f"127.0.0.1:{options()['port']}") as listening:
+    with listening_socket(f"127.0.0.1:{child_options()['port']}") as listening:
         serving = asyncio.create_task(Site(listening, lambda: settings, events.routes()).run())
 
-        async def nothing(_: object) -> None:
+        async def ignore(_: object) -> None:
             return None
 
-        await answer_lines(nothing)
+        await answer_lines(ignore)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
 

@@ -1,4 +1,4 @@
-"""pgqueuer doing the POST for each job: asyncpg's pool driver, batches of half its task limit, uvloop."""
+"""pgqueuer with a job for each POST: the asyncpg pool driver, batches of half the task limit, uvloop."""
 
 import asyncio
 import time
@@ -10,19 +10,20 @@ from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgPoolDriver
 from pgqueuer.queries import Queries
 
-from tests.bench.contenders.posting import Countdown, Poster
-from tests.bench.lines import answer_lines, options
-from tests.bench.scale import CONCURRENCY, payload
+from tests.bench.contenders.bare import Countdown, Poster
+from tests.bench.scale import CONCURRENCY
+from webhookd.devtools.bench_load import payload
+from webhookd.devtools.bench_processes import answer_lines, child_options
 
 POLL_INTERVAL_SECONDS = 0.005
 ENTRYPOINT = "deliver"
 
 
 async def main() -> None:
-    """One worker; a line says how many jobs to enqueue, and is answered when the queue is empty again."""
-    given = options()
-    poster, countdown = Poster(given["url"], given["ca_file"]), Countdown()
-    async with asyncpg.create_pool(given["dsn"], min_size=2, max_size=10) as pool, poster.session:
+    """Run one worker. Each request enqueues jobs and is answered when the queue is empty again."""
+    options = child_options()
+    poster, countdown = Poster(options["url"], options["ca_file"]), Countdown()
+    async with asyncpg.create_pool(options["dsn"], min_size=2, max_size=10) as pool, poster.session:
         driver = AsyncpgPoolDriver(pool)
         queries = Queries(driver)
         await queries.install()
@@ -36,14 +37,14 @@ async def main() -> None:
 
         async def deliver_all(count: int) -> float:
             bodies = [payload(number).encode() for number in range(count)]
-            countdown.begin(count)
+            countdown.start(count)
             await queries.enqueue([ENTRYPOINT] * count, bodies, [0] * count)
             started = time.perf_counter()
-            while not countdown.over or await queries.queue_size():  # noqa: ASYNC110  the database is asked
+            while not countdown.finished or await queries.queue_size():  # noqa: ASYNC110  polls the database
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
             return time.perf_counter() - started
 
-        # Its limit must be twice its batch at least.
+        # The task limit must be at least twice the batch size.
         running = asyncio.create_task(
             worker.run(batch_size=CONCURRENCY // 2, max_concurrent_tasks=CONCURRENCY)
         )

@@ -1,4 +1,4 @@
-"""procrastinate doing the POST for each job: one worker with all concurrency, psycopg's C part, uvloop."""
+"""procrastinate with a job for each POST: one worker with all concurrency, psycopg in C, uvloop."""
 
 import asyncio
 import time
@@ -7,19 +7,20 @@ from typing import Any
 import uvloop
 from procrastinate import App, PsycopgConnector
 
-from tests.bench.contenders.posting import Countdown, Poster
-from tests.bench.lines import answer_lines, options
-from tests.bench.scale import CONCURRENCY, payload
+from tests.bench.contenders.bare import Countdown, Poster
+from tests.bench.scale import CONCURRENCY
+from webhookd.devtools.bench_load import payload
+from webhookd.devtools.bench_processes import answer_lines, child_options
 
 POLL_INTERVAL_SECONDS = 0.02
 WAITING = "select count(*) as waiting from procrastinate_jobs where status in ('todo', 'doing')"
 
 
 async def main() -> None:
-    """One worker; a line says how many jobs to defer, and is answered when the last has succeeded."""
-    given = options()
-    poster, countdown = Poster(given["url"], given["ca_file"]), Countdown()
-    app = App(connector=PsycopgConnector(conninfo=given["dsn"], min_size=4, max_size=20))
+    """Run one worker. Each request defers jobs and is answered when the last one has succeeded."""
+    options = child_options()
+    poster, countdown = Poster(options["url"], options["ca_file"]), Countdown()
+    app = App(connector=PsycopgConnector(conninfo=options["dsn"], min_size=4, max_size=20))
 
     async def deliver(number: int, body: str) -> None:
         await poster.post(number, body.encode())
@@ -32,11 +33,11 @@ async def main() -> None:
         return int(row["waiting"])
 
     async def deliver_all(count: int) -> float:
-        countdown.begin(count)
+        countdown.start(count)
         jobs = [{"number": number, "body": payload(number)} for number in range(count)]
         await task.batch_defer_async(*jobs)
         started = time.perf_counter()
-        while not countdown.over or await waiting():  # noqa: ASYNC110  the database is asked
+        while not countdown.finished or await waiting():  # noqa: ASYNC110  polls the database
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
         return time.perf_counter() - started
 

@@ -1,6 +1,6 @@
-// graphile-worker doing the POST for each job: its documentation's settings for speed (local queue, batched
-// completion), and kept-alive TLS connections of undici, or of Node's older https module.
-// Asked by lines, as tests/bench/lines.py is.
+// graphile-worker with a job for each POST: the settings that its documentation recommends for speed (local queue,
+// batched completion), and kept-alive TLS connections of undici or of node:https.
+// Speaks the line protocol of webhookd/devtools/bench_processes.py.
 
 import { readFileSync } from "node:fs";
 import { Agent, request } from "node:https";
@@ -78,7 +78,7 @@ async function deliverAll(utils, count) {
 const settings = {
   pgPool: database,
   taskList: { deliver },
-  // A line for each job would be what is measured.
+  // A log line for each job would be part of the measurement.
   logger: new Logger(() => () => {}),
   noHandleSignals: true,
   preset: {

@@ -1,1 +1,1 @@
-"""One module for each measure: a round in, its numbers out. tests/bench/rows.py says what they mean."""
+"""The measures: each returns the numbers of one round. tests/bench/rows.py explains the numbers."""

@@ -1,89 +1,89 @@
-"""Events a second into the API: single ones against its handler alone, batches against a bare INSERT.
+"""Events per second into the API: single events compared with its handler, batches with a bare INSERT.
 
-Nobody subscribes to these events; a daemon with all its services routes them while it takes more. A second
-number is of an instance that runs the service `api` alone.
+The events have no subscriptions; a daemon with all services routes them while it accepts more. A second
+number is for an instance that runs only the service `api`.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 from tests.bench.bed import Bed
-from tests.bench.children import Child, child, python
-from tests.bench.measures.turns import Numbers, in_turns
 from tests.bench.pipeline import daemons_running, make_daemon
+from tests.bench.scale import Numbers, measure_sides
 from tests.support.postgres import free_port
+from webhookd.devtools.bench_processes import Child, python_module
 
 CLIENTS = 64
 BATCH_CLIENTS = 4
-BATCH = 1_000  # the most that the API takes
+BATCH = 1_000  # the maximum of the API
 WARM_SECONDS = 1.0
 SINGLES: dict[str, Any] = {"connections": CLIENTS, "batch": 0}
 BATCHES: dict[str, Any] = {"connections": BATCH_CLIENTS, "batch": BATCH}
-API_ALONE = ("api",)
+ONLY_API = ("api",)
 
 
 async def single(bed: Bed, number: int) -> Numbers:
-    """One event to a request."""
-    return await in_turns(
+    """One event per request."""
+    return await measure_sides(
         number,
         {
             "api": lambda: of_daemon(bed, SINGLES),
             "handler": lambda: of_handler(bed),
-            "api alone": lambda: of_daemon(bed, SINGLES, API_ALONE),
+            "api alone": lambda: of_daemon(bed, SINGLES, ONLY_API),
         },
     )
 
 
 async def batch(bed: Bed, number: int) -> Numbers:
-    """A thousand events to a request."""
-    return await in_turns(
+    """A thousand events per request."""
+    return await measure_sides(
         number,
         {
             "batch": lambda: of_daemon(bed, BATCHES),
             "insert": lambda: of_insert(bed),
-            "batch alone": lambda: of_daemon(bed, BATCHES, API_ALONE),
+            "batch alone": lambda: of_daemon(bed, BATCHES, ONLY_API),
         },
     )
 
 
-async def of_daemon(bed: Bed, asked: dict[str, Any], services: Sequence[str] = ()) -> float:
-    """The real thing, with these services or all."""
+async def of_daemon(bed: Bed, request: dict[str, Any], services: Sequence[str] = ()) -> float:
+    """Events per second into a daemon with these services, or all."""
     sections: dict[str, dict[str, Any]] = {"services": {"enabled": list(services)}} if services else {}
     async with bed.database(migrated=True) as database:
         daemon = make_daemon(bed, database, **sections)
         async with daemons_running([daemon]):
-            accepted = await loaded(bed, asked | {"port": daemon.port})
+            accepted = await loaded(bed, request | {"port": daemon.port})
             observer = await database.connect("superuser")
             stored = await observer.fetchval("select count(*) from webhookd.events")
     if stored < accepted * bed.scale.load_seconds:
-        raise RuntimeError(f"{stored} events are stored, fewer than were accepted")
+        raise RuntimeError(f"{stored} events are stored, fewer than the API accepted")
     return accepted
 
 
 async def of_handler(bed: Bed) -> float:
-    """The same handler, with nothing behind it."""
+    """Events per second into the handler without a database."""
     port = free_port()
-    command = python("tests.bench.contenders.handler")
-    async with child(command, bed.new_folder("handler"), {"port": port}):
+    command = python_module("tests.bench.contenders.handler")
+    async with bed.child("handler", command, {"port": port}):
         return await loaded(bed, SINGLES | {"port": port})
 
 
 async def of_insert(bed: Bed) -> float:
-    """The same rows, and nothing but the INSERT."""
+    """Rows per second of the INSERT alone."""
     async with bed.database(migrated=True) as database:
-        given = {"dsn": database.dsn("superuser"), "connections": BATCH_CLIENTS}
-        command = python("tests.bench.contenders.bare_insert")
-        async with child(command, bed.new_folder("insert"), given) as inserter:
+        options = {"dsn": database.dsn("superuser"), "connections": BATCH_CLIENTS}
+        command = python_module("tests.bench.contenders.bare_insert")
+        async with bed.child("insert", command, options) as inserter:
             return await measured(bed, inserter, BATCHES)
 
 
-async def loaded(bed: Bed, asked: dict[str, Any]) -> float:
-    """Events a second of a load from another process."""
-    async with child(python("tests.bench.load"), bed.new_folder("load")) as load:
-        return await measured(bed, load, asked)
+async def loaded(bed: Bed, request: dict[str, Any]) -> float:
+    """Events per second of a load from another process."""
+    async with bed.child("load", python_module("tests.bench.load")) as load:
+        return await measured(bed, load, request)
 
 
-async def measured(bed: Bed, process: Child, asked: dict[str, Any]) -> float:
-    """What it says after it got warm."""
-    await process.ask(asked | {"seconds": WARM_SECONDS})
-    return float(await process.ask(asked | {"seconds": bed.scale.load_seconds}))
+async def measured(bed: Bed, process: Child, request: dict[str, Any]) -> float:
+    """Let it warm up, then measure."""
+    await process.request(request | {"seconds": WARM_SECONDS})
+    return float(await process.request(request | {"seconds": bed.scale.load_seconds}))

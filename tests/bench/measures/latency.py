@@ -1,24 +1,22 @@
-"""Milliseconds from publish to arrival: at an idle daemon, and at parts of its maximum.
+"""Milliseconds from publish to arrival: for an idle daemon, and at shares of its maximum rate.
 
-Publishing is another process's. Idle, the small receiver's clock says when it arrived; under load nginx's,
-which tells whole milliseconds. Both are this machine's.
+Another process publishes. The idle measure uses the arrival times of webhookd's own receiver, the loaded one
+those of nginx, which reports whole milliseconds. Both use the clock of this machine.
 """
 
 import asyncio
 from collections.abc import Mapping
 
 from tests.bench.bed import Bed
-from tests.bench.children import child, python
-from tests.bench.measures.turns import Numbers, in_order
 from tests.bench.measures.variants import rate
 from tests.bench.pipeline import Pipeline, event_type, pipeline
-from tests.bench.receivers import Arrival, Receiver
-from tests.bench.scale import SUBSCRIPTIONS
-from tests.bench.summary import percentile
+from tests.bench.scale import SUBSCRIPTIONS, Numbers, alternate
+from webhookd.devtools.bench_load import Receiver, latencies_ms, percentile
+from webhookd.devtools.bench_processes import python_module
 
 SHARES = (10, 50, 90)
-# What came first met connections that were opening.
-WARM_SHARE = 0.2
+# The first events meet connections that are still opening.
+SKIPPED_SHARE = 0.2
 ARRIVAL_TIMEOUT_SECONDS = 120
 
 
@@ -30,14 +28,14 @@ async def idle(bed: Bed, number: int) -> Numbers:
         [daemon] = running.daemons
         ways = {"SQL": None, "API": f"http://127.0.0.1:{daemon.port}/v1/events"}
         numbers: Numbers = {}
-        for way in in_order(number, ways):
-            asked = {"events": bed.scale.idle_events, "url": ways[way]}
-            numbers |= percentiles(f"idle {way}", await published(bed, running, receiver, asked))
+        for way in alternate(number, ways):
+            request = {"events": bed.scale.idle_events, "url": ways[way]}
+            numbers |= percentiles(f"idle {way}", await latencies(bed, running, receiver, request))
         return numbers
 
 
 async def loaded(bed: Bed, _: int) -> Numbers:
-    """At 10, 50 and 90 % of what it can do."""
+    """At 10, 50 and 90 % of the maximum rate."""
     if bed.maximum is None:
         bed.maximum = await rate(bed)
     receiver = bed.receiver
@@ -45,37 +43,31 @@ async def loaded(bed: Bed, _: int) -> Numbers:
     for share in SHARES:
         async with pipeline(bed, timed_addresses(receiver)) as running:
             await running.warm_up()
-            asked = {"rate": bed.maximum * share / 100, "seconds": bed.scale.latency_seconds}
-            numbers |= percentiles(f"{share} %", await published(bed, running, receiver, asked))
+            request = {"rate": bed.maximum * share / 100, "seconds": bed.scale.latency_seconds}
+            numbers |= percentiles(f"{share} %", await latencies(bed, running, receiver, request))
     return numbers
 
 
 def timed_addresses(receiver: Receiver) -> list[tuple[str, str]]:
-    """As the usual ones, where the time of arrival is written."""
+    """The usual subscriptions, with URLs whose arrivals are logged."""
     return [(event_type(number), receiver.url(f"/timed/{number}")) for number in range(SUBSCRIPTIONS)]
 
 
-async def published(
-    bed: Bed, running: Pipeline, receiver: Receiver, asked: Mapping[str, object]
+async def latencies(
+    bed: Bed, running: Pipeline, receiver: Receiver, request: Mapping[str, object]
 ) -> list[float]:
-    """Have events published, and return the milliseconds until each arrived."""
-    given = {
+    """Publish as requested. Returns the milliseconds until each event arrived."""
+    options = {
         "dsn": running.database.dsn("application"),
         "event_types": [event_type(number) for number in range(SUBSCRIPTIONS)],
     }
-    offset = receiver.log_bytes()
-    async with child(python("tests.bench.publisher"), bed.new_folder("publisher"), given) as publisher:
-        count = await publisher.ask(asked)
+    position = await receiver.log_position()
+    async with bed.child("publisher", python_module("tests.bench.publisher"), options) as publisher:
+        count = await publisher.request(request)
     async with asyncio.timeout(ARRIVAL_TIMEOUT_SECONDS):
-        return milliseconds(await receiver.until_arrived(count, offset))
-
-
-def milliseconds(arrivals: list[Arrival]) -> list[float]:
-    """From the time that each carries to its arrival, in the order of publishing, without the first."""
-    in_order = sorted((float(arrival.stamp), arrival.at) for arrival in arrivals)
-    return [(at - due) * 1000 for due, at in in_order[int(len(in_order) * WARM_SHARE) :]]
+        return latencies_ms(await receiver.until_arrived(count, position), SKIPPED_SHARE)
 
 
 def percentiles(name: str, values: list[float]) -> Numbers:
-    """Both that are asked for."""
+    """The median and the 99th percentile."""
     return {f"{name} p50": percentile(values, 50), f"{name} p99": percentile(values, 99)}

@@ -1,60 +1,60 @@
-"""Deliveries a second: the bare loop, webhookd end to end, and the peers with the same POST, in turns.
+"""Deliveries per second: the bare loop, webhookd end to end, and the peers with the same POST.
 
-Each has a warm process and, but for the bare loop, a database of its own; its work is committed at once, and
-counted from the commit to the moment when the last piece is done and the database says so. The receiver's own
-count must agree. For webhookd also: what a delivery costs.
+Each has a warm process and, except for the bare loop, its own database. All work is committed at once, and
+the time runs from the commit until the database shows the last piece as done. The receiver's count must
+agree. For webhookd, the costs of a delivery are measured too.
 """
 
 import importlib.util
 
 from tests.bench.bed import Bed
-from tests.bench.children import child, python
-from tests.bench.measures.turns import Numbers, in_order
+from tests.bench.machine import tree_processor_seconds
 from tests.bench.node import graphile_command
 from tests.bench.pipeline import Pipeline, pipeline
-from tests.bench.scale import CONCURRENCY, PAYLOAD_BYTES
-from tests.bench.usage import memory_bytes, processor_seconds
+from tests.bench.scale import CONCURRENCY, Numbers, alternate
+from webhookd.devtools.bench_database import counters
+from webhookd.devtools.bench_load import PAYLOAD_BYTES
+from webhookd.devtools.bench_processes import memory_bytes, python_module
 
-WAL_POSITION = "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8"
-# The next transaction's number: only those that write have one, and each of them is a durable commit. Exact,
-# which pg_stat_database is not: a backend hands its counts on when it has time.
+# The next transaction id: only transactions that write get one, and each of them is a durable commit. This is
+# exact; pg_stat_database is not, because a backend reports its counts with a delay.
 WRITES = "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
-# graphile-worker with the fastest client that Node has, and with the one that is in every tutorial.
+# graphile-worker with the fastest client for Node, and with the client of most tutorials.
 NODE_CLIENTS = {"graphile": "undici", "graphile https": "https"}
 PEERS = ("pgqueuer", "procrastinate", *NODE_CLIENTS)
 
 
 async def throughput(bed: Bed, number: int) -> Numbers:
-    """One round of everybody."""
+    """One round of all contenders."""
     numbers: Numbers = {}
     contenders = ["bare", "webhookd", *PEERS]
-    for contender in in_order(number, contenders):
+    for contender in alternate(number, contenders):
         numbers |= await of_webhookd(bed) if contender == "webhookd" else await of_child(bed, contender)
     return numbers
 
 
 def command_of(contender: str) -> list[str] | None:
-    """How it is started; None where it is not installed."""
+    """The command that starts it; None if it is not installed."""
     if contender == "bare":
-        return python("tests.bench.contenders.bare")
+        return python_module("tests.bench.contenders.bare")
     if contender in NODE_CLIENTS:
         return graphile_command()
     if importlib.util.find_spec(contender) is None:
         return None
-    return python(f"tests.bench.contenders.{contender}_worker")
+    return python_module(f"tests.bench.contenders.{contender}_worker")
 
 
 async def of_child(bed: Bed, contender: str) -> Numbers:
-    """The rate of one that is a child of ours."""
+    """The rate of a contender that is a child process."""
     command = command_of(contender)
     if command is None:
         bed.missing[contender] = "not installed"
         return {}
     deliveries = bed.scale.deliveries[contender]
-    # As long as the others' in time: a slow peer's own start counts for less than its plan's.
+    # A slow peer makes fewer deliveries, so it warms up with fewer.
     warm_up = min(bed.scale.warm_up, deliveries // 4)
     async with bed.database(migrated=False) as database:
-        given = {
+        options = {
             "dsn": database.dsn("migrator"),
             "url": bed.receiver.url("/now"),
             "ca_file": str(bed.certificates.ca_file),
@@ -62,20 +62,20 @@ async def of_child(bed: Bed, contender: str) -> Numbers:
             "payload_bytes": PAYLOAD_BYTES,
             "client": NODE_CLIENTS.get(contender),
         }
-        async with child(command, bed.new_folder(contender.split(maxsplit=1)[0]), given) as process:
-            await process.ask(warm_up)
+        async with bed.child(contender.split(maxsplit=1)[0], command, options) as process:
+            await process.request(warm_up)
             before = await bed.receiver.requests()
-            used = processor_seconds(process.process_id)
-            seconds = await process.ask(deliveries)
-            used = processor_seconds(process.process_id) - used
+            used = tree_processor_seconds(process.process_id)
+            seconds = await process.request(deliveries)
+            used = tree_processor_seconds(process.process_id) - used
             arrived = await bed.receiver.requests() - before
     if arrived != deliveries:
-        raise RuntimeError(f"{contender} said that it did {deliveries}, and {arrived} arrived")
+        raise RuntimeError(f"{contender} reported {deliveries} deliveries, but {arrived} arrived")
     return {contender: deliveries / seconds, f"{contender} processor": used / deliveries}
 
 
 async def of_webhookd(bed: Bed) -> Numbers:
-    """The rate, and the costs."""
+    """The rate and the costs of webhookd."""
     async with pipeline(bed) as running:
         await running.warm_up()
         numbers = await costs_of_run(bed, running, bed.scale.deliveries["webhookd"])
@@ -84,22 +84,22 @@ async def of_webhookd(bed: Bed) -> Numbers:
 
 
 async def costs_of_run(bed: Bed, running: Pipeline, deliveries: int) -> Numbers:
-    """A run, and the meters before and after. Publishing is in the WAL, not in the processor time."""
+    """Run, and read the meters before and after. The WAL includes publishing, the processor time does not."""
     [daemon] = running.daemons
-    wal = await running.observer.fetchval(WAL_POSITION)
+    before = await counters(running.observer)
     meters = (daemon.process.pid, bed.server.process_id)
     used: list[float] = []
 
-    def look() -> None:
-        used[:] = [processor_seconds(process_id) for process_id in meters]
+    def read_meters() -> None:
+        used[:] = [tree_processor_seconds(process_id) for process_id in meters]
 
-    seconds = await running.run(deliveries, on_commit=look)
+    seconds = await running.run(deliveries, on_commit=read_meters)
     daemon_used, server_used = (
-        processor_seconds(process_id) - before for process_id, before in zip(meters, used, strict=True)
+        tree_processor_seconds(process_id) - earlier for process_id, earlier in zip(meters, used, strict=True)
     )
     return {
         "webhookd": deliveries / seconds,
-        "wal": (await running.observer.fetchval(WAL_POSITION) - wal) / deliveries,
+        "wal": ((await counters(running.observer)).wal_bytes - before.wal_bytes) / deliveries,
         "daemon processor": daemon_used / deliveries,
         "server processor": server_used / deliveries,
         "memory": float(memory_bytes(daemon.process.pid)),
@@ -107,9 +107,9 @@ async def costs_of_run(bed: Bed, running: Pipeline, deliveries: int) -> Numbers:
 
 
 async def statements(bed: Bed) -> Numbers:
-    """Statements of the daemon's login and commits that write, for each delivery, in a run that nobody times.
+    """Statements and writing commits of the daemon per delivery, in a separate run that is not timed.
 
-    By the server's log, which has every statement of the login; apart, because writing it costs something.
+    Counted in the server's log, which is slow to write.
     """
     deliveries = bed.scale.deliveries["webhookd"]
     login = bed.cluster.logins["daemon"].name
@@ -119,9 +119,9 @@ async def statements(bed: Bed) -> Numbers:
             async with pipeline(bed) as running:
                 await running.warm_up()
                 writes = await superuser.fetchval(WRITES)
-                offset = bed.server.log_bytes()
+                position = bed.server.log_bytes()
                 await running.run(deliveries)
-                logged = bed.server.statements_since(offset)
+                logged = bed.server.statements_since(position)
                 writes = await superuser.fetchval(WRITES) - writes
         finally:
             await superuser.execute(f"alter role {login} reset log_statement")

@@ -1,4 +1,4 @@
-"""`webhookd bench`, small: figures that can be, and nothing left of it, however it ends."""
+"""Tests of `webhookd bench` with small numbers: plausible results, and a complete cleanup."""
 
 import asyncio
 import os
@@ -16,10 +16,10 @@ from tests.support.processes import children, standing_in
 from tests.support.shell import Shell
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 from webhookd.db.connection import connected
-from webhookd.devtools.bench_queries import new_name
+from webhookd.devtools.bench_database import new_name
 
 SMALL = ("bench", "--seconds", "1", "--events", "300", "--subscriptions", "3", "--yes")
-# All that a run could have changed of another's: rows, sequences, objects.
+# Everything that a run could change in another database: rows, sequences, objects.
 FINGERPRINT = """
 select (select count(*) from webhookd.events), (select count(*) from webhookd.subscriptions),
        (select count(*) from webhookd.webhook_delivery_sagas),
@@ -34,27 +34,27 @@ where d.datname like 'webhookd\\_bench\\_%' and r.rolname = $1
 
 
 class Place:
-    """A user's shell with a DSN, and what a run left: files, processes, databases."""
+    """A shell with a DSN, and what a run leaves behind there."""
 
     def __init__(self, folder: Path, database: Database) -> None:
         self.folder = folder
         self.database = database
         self.shell = Shell(folder, {"WEBHOOKD_DATABASE_DSN": database.dsn("migrator"), "TMPDIR": str(folder)})
 
-    async def left(self) -> list[str]:
-        """Of every kind."""
+    async def remains(self) -> list[str]:
+        """Files, processes and databases of a run."""
         files = [it.name for it in self.folder.iterdir()]
         return [*files, *map(str, standing_in(self.folder)), *await self.databases()]
 
     async def databases(self) -> list[str]:
-        """Of runs with our login."""
+        """The databases of runs with our login."""
         superuser = await self.database.connect("superuser")
         return [row[0] for row in await superuser.fetch(BENCHES, self.database.login_name("migrator"))]
 
 
 @pytest.fixture
 async def place(database: Database, tmp_path: Path) -> AsyncIterator[Place]:
-    """Give a shell whose login may make databases, and is no superuser."""
+    """A shell whose login may create databases and is not a superuser."""
     superuser = await database.connect("superuser")
     migrator = database.login_name("migrator")
     await superuser.execute(f"alter role {migrator} createdb")
@@ -62,8 +62,8 @@ async def place(database: Database, tmp_path: Path) -> AsyncIterator[Place]:
     await superuser.execute(f"alter role {migrator} nocreatedb")
 
 
-async def until_said(process: subprocess.Popen[bytes], words: bytes) -> None:
-    """Return when stdout has a line with these words."""
+async def wait_for_line(process: subprocess.Popen[bytes], words: bytes) -> None:
+    """Wait for a line of stdout that contains these words."""
     assert process.stdout is not None
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
         while words not in (line := await asyncio.to_thread(process.stdout.readline)):
@@ -71,13 +71,13 @@ async def until_said(process: subprocess.Popen[bytes], words: bytes) -> None:
 
 
 async def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
-    """Exit code, and the rest of what it wrote."""
+    """The exit code, and the rest of stdout and stderr."""
     out, err = await asyncio.to_thread(process.communicate, timeout=CONDITION_TIMEOUT_SECONDS)
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_figures_beside_a_database_that_is_left_alone(place: Place) -> None:
-    """One JSON object, whose figures fit each other; the DSN's own database is as before."""
+async def test_results_and_unchanged_database(place: Place) -> None:
+    """One JSON object with consistent numbers; the configured database is unchanged."""
     superuser = await place.database.connect("superuser")
     before = await superuser.fetchrow(FINGERPRINT)
     ran = await place.shell.done(*SMALL, "--json", "--payload-bytes", "500")
@@ -90,7 +90,7 @@ async def test_figures_beside_a_database_that_is_left_alone(place: Place) -> Non
     assert report["latency_busy"]["events"] > 0
     for latency in (report["latency_idle"], report["latency_busy"]):
         assert 0 < latency["p50_ms"] <= latency["p99_ms"]
-    # The payload is written once to each.
+    # Both contain the payload.
     assert report["wal_bytes_per_delivery"] > 500
     assert report["storage_bytes_per_delivery"] > 500
     assert report["round_trip_ms"] > 0
@@ -98,11 +98,11 @@ async def test_figures_beside_a_database_that_is_left_alone(place: Place) -> Non
     assert report["embedded"] is False
     assert report["postgresql"].startswith(str(place.database.server.major))
     assert await superuser.fetchrow(FINGERPRINT) == before
-    assert await place.left() == []
+    assert await place.remains() == []
 
 
-async def test_on_a_terminal_with_the_embedded_server() -> None:
-    """A bar, then a report in words; a server that was made for it is gone with its folder."""
+async def test_terminal_with_embedded_server() -> None:
+    """A progress bar, then the report as text; the server created for the run is removed."""
     home = Home()
     try:
         shell = Shell(home.folder, {"WEBHOOKD_DATABASE_DATA_DIR": str(home.data), "TMPDIR": str(home.folder)})
@@ -118,35 +118,35 @@ async def test_on_a_terminal_with_the_embedded_server() -> None:
         home.remove()
 
 
-async def test_interrupted_in_the_middle(place: Place) -> None:
-    """Ctrl-C while the daemon is starting: 130, in lines that a pipe can take, and nothing is left."""
+async def test_interrupted_run_leaves_nothing(place: Place) -> None:
+    """Ctrl-C while the daemon starts: exit code 130, plain lines, complete cleanup."""
     process = place.shell.start(*SMALL, "--events", "2000")
-    await until_said(process, b"4/6 Delivering 2,000 events")
-    assert len(await place.left()) > 2
+    await wait_for_line(process, b"4/6 Delivering 2,000 events")
+    assert len(await place.remains()) > 2
     process.send_signal(signal.SIGINT)
     exit_code, out, err = await ended(process)
-    assert (exit_code, out.splitlines()[-1], err) == (130, "Told to stop: removing all of it", "")
-    assert await place.left() == []
+    assert (exit_code, out.splitlines()[-1], err) == (130, "Interrupted: cleaning up", "")
+    assert await place.remains() == []
 
 
-async def test_failed_in_the_middle(place: Place) -> None:
-    """Its receiver is killed: one line tells it, and nothing is left."""
-    # However late it is killed, it is in the middle.
+async def test_failed_run_leaves_nothing(place: Place) -> None:
+    """When its receiver is killed, it prints one error line and cleans up."""
+    # Long enough to be running when the receiver is killed.
     process = place.shell.start(*SMALL, "--seconds", "60")
-    await until_said(process, b"2/6 ")
+    await wait_for_line(process, b"2/6 ")
     [receiver] = children(process.pid)
     os.kill(receiver, signal.SIGKILL)
     exit_code, out, err = await ended(process)
     assert (exit_code, out) == (1, "")
     assert err.startswith("webhookd: "), err
     assert len(err.splitlines()) == 1, err
-    assert await place.left() == []
+    assert await place.remains() == []
 
 
-async def test_refused_before_anything_is_made(place: Place) -> None:
-    """A line and an exit code for each, and no database."""
+async def test_refusals_create_nothing(place: Place) -> None:
+    """Each refusal is one line with its exit code; no database is created."""
     daemon = place.database.login_name("daemon")
-    async with connected(place.database.dsn("daemon")):  # as `serve` is
+    async with connected(place.database.dsn("daemon")):  # like a running `serve`
         rights, served, away, setting = await asyncio.gather(
             place.shell.having(WEBHOOKD_DATABASE_DSN=place.database.dsn("daemon")).run(*SMALL),
             place.shell.run("bench"),
@@ -158,13 +158,13 @@ async def test_refused_before_anything_is_made(place: Place) -> None:
     assert re.search(rf"\(in .*\b{place.database.name}\b.*\).* --yes", served.error)
     assert "127.0.0.1:1" in away.error
     assert "WEBHOOKD_DELIVERY_CONCURRENCY" in setting.error
-    assert await place.left() == []
+    assert await place.remains() == []
 
 
-async def test_what_a_killed_run_left_is_removed(place: Place) -> None:
-    """Its daemon ends by itself; its database is removed on demand, but none in use or of another name."""
+async def test_clean_removes_the_database_of_a_killed_run(place: Place) -> None:
+    """Its daemon ends by itself. --clean spares databases that are in use or have another name."""
     process = place.shell.start(*SMALL, "--seconds", "5")
-    await until_said(process, b"5/6 ")
+    await wait_for_line(process, b"5/6 ")
     process.kill()
     await ended(process)
     [left] = await place.databases()

@@ -1,4 +1,4 @@
-"""`webhookd listen` beside `webhookd serve --local`: the first delivery, and what a receiver here sees."""
+"""Tests of `webhookd listen` with `webhookd serve --local`: deliveries, errors, and use without a daemon."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -21,19 +21,19 @@ from webhookd.cli.main import commands
 MakeListener = Callable[..., ListenerProcess]
 ServeLocal = Callable[[], Awaitable[Client]]
 
-# The daemon trusts and allows nothing but by --local.
+# Only --local makes the daemon trust and allow anything on this machine.
 NOTHING_ALLOWED = {"allow_networks": [], "ca_file": ""}
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """Give the folder that daemon and receivers share."""
+    """The folder that daemon and receivers share."""
     return tmp_path / "data"
 
 
 @pytest.fixture
 def serve_local(make_daemon: MakeDaemon, session: aiohttp.ClientSession, data_dir: Path) -> ServeLocal:
-    """Give a way to start `webhookd serve --local`."""
+    """A function that starts `webhookd serve --local`."""
 
     async def serve() -> Client:
         daemon = make_daemon(delivery=NOTHING_ALLOWED, retry=PATIENT, database={"data_dir": str(data_dir)})
@@ -44,7 +44,7 @@ def serve_local(make_daemon: MakeDaemon, session: aiohttp.ClientSession, data_di
 
 @pytest.fixture
 def make_listener(tmp_path: Path, data_dir: Path) -> Iterator[MakeListener]:
-    """Give a way to make receivers; the end of the test stops them."""
+    """A function that creates receivers, which the end of the test stops."""
     made: list[ListenerProcess] = []
 
     def make(daemon: DaemonProcess | None = None, **environment: str) -> ListenerProcess:
@@ -59,21 +59,21 @@ def make_listener(tmp_path: Path, data_dir: Path) -> Iterator[MakeListener]:
 
 
 async def subscriptions(api: Client) -> list[dict[str, Any]]:
-    """Every subscription there is."""
+    """All subscriptions."""
     rows: list[dict[str, Any]] = (await api.get("/v1/subscriptions")).body["items"]
     return rows
 
 
 def refusal(listener: ListenerProcess) -> str:
-    """The one line that it ended with, beside where it listened."""
+    """Its only error line."""
     lines = [line for line in listener.told().splitlines() if line.startswith("webhookd: ")]
     assert len(lines) == 1, listener.told()
     assert "Traceback" not in listener.told()
     return lines[0]
 
 
-async def test_the_first_delivery(serve_local: ServeLocal, make_listener: MakeListener) -> None:
-    """Three commands, and an event arrives, verified; Ctrl-C is an ordinary end, and nothing goes on."""
+async def test_first_delivery(serve_local: ServeLocal, make_listener: MakeListener) -> None:
+    """Three commands deliver a verified event; Ctrl-C exits with 0 and pauses the subscription."""
     api = await serve_local()
     listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0", "--json")
     assert f"webhookd publish {EVENT_TYPE}" in listener.told()
@@ -101,12 +101,12 @@ async def test_the_first_delivery(serve_local: ServeLocal, make_listener: MakeLi
     assert api.daemon.logged("delivery.local")
 
 
-async def test_what_is_suggested_works(serve_local: ServeLocal, make_listener: MakeListener) -> None:
-    """Nobody can publish what webhookd alone tells: of that, a job is what makes something arrive."""
+async def test_suggested_command_works(serve_local: ServeLocal, make_listener: MakeListener) -> None:
+    """For reserved event types, which only webhookd publishes, it suggests to enqueue a job."""
     api = await serve_local()
     await api.patch("/v1/job-substrate", {"enabled": True})
     listener = await make_listener(api.daemon).start("dot.job.enqueued", "--port=0", "--json")
-    assert "Now, elsewhere: webhookd jobs enqueue greet\n" in listener.told()
+    assert "Next, in another terminal: webhookd jobs enqueue greet\n" in listener.told()
     assert "webhookd publish" not in listener.told()
     job = {"kind": "greet", "executor": "external_worker", "idempotency_key": "1"}
     assert (await api.post("/v1/jobs", job)).status == 201
@@ -116,8 +116,8 @@ async def test_what_is_suggested_works(serve_local: ServeLocal, make_listener: M
     assert f"webhookd publish {EVENT_TYPE} " in both.told()
 
 
-async def test_a_person_sees_each_arrival(serve_local: ServeLocal, make_listener: MakeListener) -> None:
-    """Without --json: a line with what it is, and the payload below it, indented."""
+async def test_arrival_as_text(serve_local: ServeLocal, make_listener: MakeListener) -> None:
+    """Without --json: a line with the headers, and the indented payload below it."""
     api = await serve_local()
     listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0")
     event = await api.event(payload={"order": 7}, correlation_id="c-1")
@@ -129,10 +129,10 @@ async def test_a_person_sees_each_arrival(serve_local: ServeLocal, make_listener
     assert '    {\n      "order": 7\n    }\n' in printed
 
 
-async def test_a_second_start_takes_up_its_subscription(
+async def test_second_start_resumes_its_subscription(
     serve_local: ServeLocal, make_listener: MakeListener, flow: Flow
 ) -> None:
-    """The same row with a new secret; what a pause held arrives, also after the first was killed."""
+    """The same row with a new secret; held deliveries arrive, also after the first receiver was killed."""
     api = await serve_local()
     port = f"--port={free_port()}"
     first = await make_listener(api.daemon).start(EVENT_TYPE, port, "--json", "--status=503")
@@ -143,7 +143,7 @@ async def test_a_second_start_takes_up_its_subscription(
     second = await make_listener(api.daemon).start(EVENT_TYPE, port, "--json")
     [retried] = await second.deliveries(1)
     assert (retried["payload"], retried["signature"]) == ({"number": 1}, "verified")
-    # It is printed before it is answered.
+    # It prints an arrival before it answers.
     await until(flow.daemon, "select status = 'Completed' from webhookd.webhook_delivery_sagas")
     second.stop()
     third = await make_listener(api.daemon).start(EVENT_TYPE, port, "--json")
@@ -153,10 +153,10 @@ async def test_a_second_start_takes_up_its_subscription(
     assert len(await subscriptions(api)) == 1
 
 
-async def test_another_subscription_of_the_same_url_is_left_alone(
+async def test_other_subscription_of_the_same_url_is_not_changed(
     serve_local: ServeLocal, make_listener: MakeListener
 ) -> None:
-    """One that a person made has a secret that others know: it is not rotated."""
+    """A subscription created by a person keeps its secret."""
     api = await serve_local()
     port = free_port()
     url = f"https://127.0.0.1:{port}/"
@@ -168,11 +168,11 @@ async def test_another_subscription_of_the_same_url_is_left_alone(
     assert unchanged["updated_at"] == made.body["updated_at"]
 
 
-async def test_failures_to_see_retries(serve_local: ServeLocal, make_listener: MakeListener) -> None:
-    """The first two attempts are refused, the third is taken: the daemon's delivery has the same three."""
+async def test_fail_option_causes_retries(serve_local: ServeLocal, make_listener: MakeListener) -> None:
+    """The first two attempts fail, the third is accepted."""
     api = await serve_local()
     listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0", "--json", "--fail=2")
-    # Soon, and not after the second that a person is given to see it.
+    # Shorten the delay of one second, which is meant for a person.
     [row] = await subscriptions(api)
     assert row["base_delay_seconds"] == 1.0
     await api.patch(f"/v1/subscriptions/{row['id']}", {"base_delay_seconds": 0.05})
@@ -186,7 +186,7 @@ async def test_failures_to_see_retries(serve_local: ServeLocal, make_listener: M
 
 
 async def test_several_event_types(serve_local: ServeLocal, make_listener: MakeListener) -> None:
-    """A subscription for each, each with its secret; one named twice is one. --keep leaves them active."""
+    """Each type gets one subscription with its own secret. --keep leaves them active."""
     api = await serve_local()
     listener = make_listener(api.daemon)
     await listener.start(EVENT_TYPE, "user.left", EVENT_TYPE, "--port=0", "--json", "--keep")
@@ -202,8 +202,8 @@ async def test_several_event_types(serve_local: ServeLocal, make_listener: MakeL
     assert [row["active"] for row in await subscriptions(api)] == [True, True]
 
 
-async def test_a_reload_keeps_local(serve_local: ServeLocal, make_listener: MakeListener) -> None:
-    """It came by an option, which is not in the file that is read again."""
+async def test_reload_keeps_local(serve_local: ServeLocal, make_listener: MakeListener) -> None:
+    """The option --local stays in force although the reloaded file does not contain it."""
     api = await serve_local()
     listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0", "--json")
     assert await api.daemon.reload()
@@ -211,13 +211,13 @@ async def test_a_reload_keeps_local(serve_local: ServeLocal, make_listener: Make
     await listener.deliveries(1)
 
 
-# What goes wrong, in one line.
+# Errors: one line each.
 
 
-async def test_a_daemon_that_is_not_local_is_explained(
+async def test_daemon_without_local_is_explained(
     make_daemon: MakeDaemon, make_listener: MakeListener
 ) -> None:
-    """With the command to start it by; and no subscription is left behind."""
+    """With the command to start it; no subscription is created."""
     daemon = await make_daemon(delivery=NOTHING_ALLOWED).start()
     listener = make_listener(daemon)
     listener.launch(EVENT_TYPE, "--port=0")
@@ -226,23 +226,23 @@ async def test_a_daemon_that_is_not_local_is_explained(
     assert daemon.get_json("/v1/subscriptions")["items"] == []
 
 
-async def test_a_daemon_of_another_authority_is_explained(
+async def test_daemon_with_another_certificate_is_explained(
     make_daemon: MakeDaemon, make_listener: MakeListener
 ) -> None:
-    """It may dial this machine, and does not trust the receiver: its subscription is paused again."""
+    """It may connect to this machine but does not trust the receiver; the subscription is paused again."""
     daemon = await make_daemon(delivery={"ca_file": ""}).start()
     listener = make_listener(daemon)
     listener.launch(EVENT_TYPE, "--port=0")
     assert await listener.ended() == 1
-    assert "does not trust this machine's authority" in refusal(listener)
+    assert "does not trust this machine's local certificate" in refusal(listener)
     [row] = daemon.get_json("/v1/subscriptions")["items"]
     assert (row["active"], row["verified"]) == (False, False)
 
 
-async def test_a_daemon_that_went_away_leaves_a_line(
+async def test_stopped_daemon_is_reported_at_the_end(
     serve_local: ServeLocal, make_listener: MakeListener
 ) -> None:
-    """What could not be paused is named at the end."""
+    """With the subscription that could not be paused."""
     api = await serve_local()
     listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0")
     api.daemon.stop()
@@ -251,21 +251,23 @@ async def test_a_daemon_that_went_away_leaves_a_line(
     assert "subscription 1 could not be paused" in refusal(listener)
 
 
-async def test_no_daemon_is_explained(make_listener: MakeListener) -> None:
-    """As for every command."""
+async def test_missing_daemon_is_explained(make_listener: MakeListener) -> None:
+    """With the same message as in every other command."""
     listener = make_listener()
     listener.launch(EVENT_TYPE, "--port=0")
     assert await listener.ended() == 69
     assert "no daemon at" in refusal(listener)
 
 
-async def test_a_port_that_is_taken_is_explained(make_listener: MakeListener) -> None:
-    """With the option that chooses another."""
+async def test_port_in_use_is_explained(make_listener: MakeListener) -> None:
+    """With one hint: the option of `listen`, not the setting of the daemon's address."""
     first = await make_listener().start("--port=0")
+    port = first.url.rstrip("/").rpartition(":")[2]
     second = make_listener()
-    second.launch(f"--port={first.url.rstrip('/').rpartition(':')[2]}")
+    second.launch(f"--port={port}")
     assert await second.ended() == 1
-    assert "--port chooses another one" in refusal(second)
+    reason = f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert refusal(second) == f"webhookd: {reason}; choose another port with --port"
 
 
 @pytest.mark.parametrize(
@@ -280,18 +282,18 @@ async def test_a_port_that_is_taken_is_explained(make_listener: MakeListener) ->
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_bad_option_is_refused(arguments: list[str]) -> None:
-    """Before anything is done."""
-    told = CliRunner().invoke(commands, ["listen", *arguments])
-    assert told.exit_code == 2
-    assert f"{arguments[0].partition('=')[0]}" in told.stderr.splitlines()[-1]
+def test_invalid_option_is_refused(arguments: list[str]) -> None:
+    """Before it starts."""
+    result = CliRunner().invoke(commands, ["listen", *arguments])
+    assert result.exit_code == 2
+    assert f"{arguments[0].partition('=')[0]}" in result.stderr.splitlines()[-1]
 
 
-# By itself, without event types: any sender's requests. These need no daemon.
+# Without event types: requests of any sender. These tests need no daemon.
 
 
-async def test_a_signature_is_verified_by_a_given_secret(make_listener: MakeListener, tmp_path: Path) -> None:
-    """By those of the file; what another secret signed, or nobody did, is refused with the reason."""
+async def test_signature_is_verified_with_a_given_secret(make_listener: MakeListener, tmp_path: Path) -> None:
+    """Requests signed with another secret, or not at all, are refused with the reason."""
     secret, other = make_secret(), make_secret()
     (tmp_path / "secrets").write_text(f"{other}\n{secret}\n")
     listener = await make_listener().start("--port=0", "--json", f"--secret-file={tmp_path / 'secrets'}")
@@ -305,8 +307,8 @@ async def test_a_signature_is_verified_by_a_given_secret(make_listener: MakeList
     assert "not signed" in unsigned["problem"]
 
 
-async def test_a_challenge_is_answered(make_listener: MakeListener) -> None:
-    """With the challenge as JSON; but not for somebody who cannot sign."""
+async def test_challenge_is_answered(make_listener: MakeListener) -> None:
+    """As JSON; a challenge without a valid signature is refused."""
     secret = make_secret()
     challenge = b'{"type":"webhookd.verification","challenge":"abc"}'
     listener = await make_listener(WEBHOOKD_SECRET=secret).start("--port=0", "--json", "--status=500")
@@ -314,20 +316,20 @@ async def test_a_challenge_is_answered(make_listener: MakeListener) -> None:
     assert listener.send(challenge, make_secret()) == (401, b"")
 
 
-async def test_a_duplicate_is_marked(make_listener: MakeListener) -> None:
-    """One that was taken and comes again; a retry of one that was refused is none."""
+async def test_duplicate_is_marked(make_listener: MakeListener) -> None:
+    """A message that was accepted and comes again; the retry of a failed one is not a duplicate."""
     listener = await make_listener().start("--port=0", "--json", "--fail=1")
     assert [listener.send(b"{}")[0] for _ in range(3)] == [500, 200, 200]
     assert [line["duplicate"] for line in listener.lines()] == [False, False, True]
     assert [line["signature"] for line in listener.lines()] == ["not_checked"] * 3
-    assert "Nothing is verified" in listener.told()
+    assert "Signatures are not verified" in listener.told()
 
 
 HOSTILE = "\x1b]0;owned\x07\u202e\u2028\u009b31m"
 
 
-async def test_hostile_bytes_cannot_steer_a_terminal(make_listener: MakeListener) -> None:
-    """Of a payload that is JSON, of one that is none, and of a header."""
+async def test_control_characters_are_escaped(make_listener: MakeListener) -> None:
+    """In JSON payloads, in other payloads and in headers."""
     listener = await make_listener().start("--port=0")
     for body in (b'{"a": "%s"}' % HOSTILE.replace("\x1b", "").replace("\x07", "").encode(), HOSTILE.encode()):
         assert listener.send(body, webhook_event_type="a\x1b[31m\x9bx")[0] in (200, 400)
@@ -337,20 +339,20 @@ async def test_hostile_bytes_cannot_steer_a_terminal(make_listener: MakeListener
     assert not set(printed) & (set(HOSTILE) - set("]0;owned31m") | {"\xad", "\x00"})
 
 
-async def test_a_large_payload_is_cut(make_listener: MakeListener) -> None:
-    """For a person; how large it was is said. Deep nesting does not make it larger than it was."""
+async def test_large_payload_is_shortened(make_listener: MakeListener) -> None:
+    """The text form shows its size; deep nesting does not enlarge it."""
     listener = await make_listener().start("--port=0")
     assert listener.send(b"[%s1]" % (b"1," * 1000))[0] == 200
     assert listener.send(b'"%s"' % (b"x" * 1_000_000))[0] == 200
     assert listener.send(b"[" * 500 + b"1," * 100_000 + b"1" + b"]" * 500)[0] == 200
     assert "[" * 500 in listener.printed()
-    assert "2,003 bytes in all" in listener.printed()
-    assert "1,000,002 bytes in all" in listener.printed()
+    assert "2,003 bytes in total" in listener.printed()
+    assert "1,000,002 bytes in total" in listener.printed()
     assert len(listener.printed()) < 20_000
 
 
-async def test_a_body_has_a_bound(make_listener: MakeListener) -> None:
-    """No more than the largest payload there can be is read."""
+async def test_body_size_is_limited(make_listener: MakeListener) -> None:
+    """A body larger than any payload is refused with 413."""
     listener = await make_listener().start("--port=0", "--json")
     assert listener.send(b"x" * (8 * 1024 * 1024 + 1))[0] == 413
     assert listener.send(b"{}")[0] == 200

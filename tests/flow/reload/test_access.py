@@ -12,7 +12,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
-from webhookd.local_ca import HOSTS, Authority
+from webhookd.local_certificate import LocalCertificate
 
 FAILED = "select exists (select from webhookd.webhook_delivery_jobs where error_code = $1)"
 ALL_COMPLETED = "select bool_and(status = 'Completed') from webhookd.webhook_delivery_sagas"
@@ -74,9 +74,10 @@ async def test_an_authority_taken_out_is_not_trusted(
 async def test_this_machine_is_delivered_to_only_while_local(
     flow: Flow, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
-    """Its address is allowed, and the authority of its receivers trusted, by that key alone."""
+    """delivery.local alone allows its address and trusts the certificate of its receivers."""
+    local = LocalCertificate.in_folder(tmp_path / "data")
     certificate = tmp_path / "certificate.pem"
-    certificate.write_bytes(Authority.in_folder(tmp_path / "data").issue(HOSTS))
+    certificate.write_bytes(local.key_file.read_bytes() + local.certificate_file.read_bytes())
     closed = {"allow_networks": [], "ca_file": "", "local": False}
     daemon = make_daemon(retry=PATIENT, database={"data_dir": str(tmp_path / "data")}, delivery=closed)
     with Endpoint(certificate) as endpoint:

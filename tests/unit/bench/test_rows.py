@@ -1,19 +1,31 @@
-"""The rows of the benchmark's table: ratios, goals, and what is said where there are no numbers."""
+"""Tests of the benchmark's table: ratios, goals, and notes about missing numbers."""
 
 import pytest
 
 from tests.bench.__main__ import MEASURES, failure_text
-from tests.bench.measures.turns import in_order
-from tests.bench.rows import KILOBYTES, RATE, RATIO, ROWS, Row, at_least, at_most, lines
-from tests.bench.summary import Summary, percentile, ratios, summarize
-from tests.bench.table import markdown_table, plain_table
+from tests.bench.rows import (
+    KILOBYTES,
+    RATE,
+    RATIO,
+    ROWS,
+    Row,
+    Summary,
+    at_least,
+    at_most,
+    lines,
+    markdown_table,
+    plain_table,
+    ratios,
+    summarize,
+)
+from tests.bench.scale import alternate
 
 RATIO_ROW = Row("ours ÷ theirs", "ours", RATIO, "theirs", at_least(0.7))
 ROUNDS = [{"ours": 70.0, "theirs": 100.0}, {"ours": 30.0, "theirs": 60.0}, {"ours": 90.0, "theirs": 100.0}]
 
 
-def test_a_ratio_is_of_the_two_sides_of_one_round() -> None:
-    """Its median is of the rounds' ratios: the ratio of the medians would be another."""
+def test_ratio_compares_the_sides_of_one_round() -> None:
+    """The median of the ratios, which is not the ratio of the medians."""
     assert ratios([70, 30, 90], [100, 60, 100]) == [0.7, 0.5, 0.9]
     [line] = lines([RATIO_ROW], ROUNDS, {})
     assert line.summary == Summary(0.7, 0.5, 0.9)
@@ -21,49 +33,36 @@ def test_a_ratio_is_of_the_two_sides_of_one_round() -> None:
         ratios([1], [1, 2])
 
 
-def test_every_other_round_goes_backwards() -> None:
-    """So that a side is not always the one that finds the machine warm."""
-    assert [in_order(number, "abc") for number in range(3)] == [list("abc"), list("cba"), list("abc")]
+def test_every_second_round_is_reversed() -> None:
+    """So that no side always runs on a warm machine."""
+    assert [alternate(number, "abc") for number in range(3)] == [list("abc"), list("cba"), list("abc")]
 
 
-def test_a_summary_is_the_median_and_the_ends() -> None:
-    """Of an even number the median is between the middle two."""
+def test_summary_is_median_minimum_and_maximum() -> None:
+    """The median of an even number of values is between the middle two."""
     assert summarize([4, 1, 3, 2]) == Summary(2.5, 1, 4)
-
-
-@pytest.mark.parametrize(("percent", "expected"), [(50, 50), (99, 99), (100, 100), (1, 1)])
-def test_a_percentile_is_a_value_that_was_seen(percent: int, expected: int) -> None:
-    """The nearest rank of 1 to 100 is the percentage itself, in whatever order they come."""
-    assert percentile(list(range(100, 0, -1)), percent) == expected
-
-
-def test_a_percentile_of_few_and_of_none() -> None:
-    """Of two values the upper is every percentile past the half; of none there is none."""
-    assert [percentile([7, 3], percent) for percent in (50, 51, 99)] == [3, 7, 7]
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
 
 
 @pytest.mark.parametrize(
     ("goal", "met", "missed"), [(at_least(0.7), 0.7, 0.69), (at_most(3.5), 3.5, 3.51)], ids=str
 )
-def test_a_goal_is_met_at_its_bound(goal: object, met: float, missed: float) -> None:
-    """And missed past it, in the direction that is worse."""
+def test_goal_is_met_at_its_limit(goal: object, met: float, missed: float) -> None:
+    """And missed beyond it."""
     row = Row("number", "it", RATIO, goal=goal)  # type: ignore[arg-type]
     verdicts = [lines([row], [{"it": value}], {})[0].verdict for value in (met, missed)]
     assert verdicts == ["met", "missed"]
 
 
-def test_a_unit_scales_a_number_and_leaves_a_ratio() -> None:
-    """Bytes become kB before they are compared with the goal."""
+def test_unit_scales_numbers_but_not_ratios() -> None:
+    """Bytes become kB before the comparison with the goal."""
     rows = [Row("WAL", "ours", KILOBYTES, goal=at_most(3.5)), Row("both", "ours", KILOBYTES, "theirs")]
     number, ratio = lines(rows, [{"ours": 3400.0, "theirs": 1700.0}], {})
     assert (number.summary, number.verdict) == (Summary(3.4, 3.4, 3.4), "met")
     assert ratio.summary == Summary(2, 2, 2)
 
 
-def test_without_numbers_a_line_says_why() -> None:
-    """A peer that is not installed, a measure that failed, and one that was never begun."""
+def test_line_without_numbers_has_a_reason() -> None:
+    """A peer that is not installed, a failed measure, and a measure that did not run."""
     reasons = [
         lines([RATIO_ROW], rounds, missing, failure)[0].verdict
         for rounds, missing, failure in (
@@ -75,21 +74,21 @@ def test_without_numbers_a_line_says_why() -> None:
     assert reasons == ["not installed", "failed: TimeoutError", "not measured"]
 
 
-def test_a_failure_is_one_short_line() -> None:
-    """Also where an error has no words, or many."""
+def test_failure_is_one_short_line() -> None:
+    """Also if the error has no message, or a long one."""
     assert failure_text(TimeoutError()) == "failed: TimeoutError"
     assert failure_text(ValueError("first\nsecond")) == "failed: ValueError: first"
     assert len(failure_text(ValueError("x" * 1000))) == 200
 
 
 def test_rounds_before_a_failure_count() -> None:
-    """A failure in a later round takes nothing from what was measured."""
+    """A failure in a later round does not discard earlier rounds."""
     [line] = lines([RATIO_ROW], ROUNDS[:1], {}, "failed: in round 2")
     assert line.summary == Summary(0.7, 0.7, 0.7)
 
 
-def test_the_table_in_both_forms() -> None:
-    """Columns stand under each other; Markdown has as many cells in each row."""
+def test_table_as_text_and_markdown() -> None:
+    """Aligned columns; in Markdown every row has the same number of cells."""
     rows = [RATIO_ROW, Row("theirs", "theirs", RATE), Row("peer", "peer", RATE)]
     found = lines(rows, [{"ours": 1500.0, "theirs": 1000.0}], {"peer": "not installed"})
     assert plain_table(found).splitlines() == [
@@ -105,8 +104,8 @@ def test_the_table_in_both_forms() -> None:
     ]
 
 
-def test_every_measure_has_rows_with_names_of_their_own() -> None:
-    """Two rows of one name in a measure could not be told apart in the table or the picture."""
+def test_labels_of_a_measure_are_unique() -> None:
+    """Rows with the same label could not be distinguished in the table or the chart."""
     assert set(ROWS) == set(MEASURES)
     for rows in ROWS.values():
         assert len({row.label for row in rows}) == len(rows)

@@ -1,6 +1,6 @@
-"""What the demo shows: counts that the daemon told, requests that the endpoints saw, and what happened last.
+"""The screen of `webhookd demo`: counts from the daemon, requests at the endpoints, and the latest lines.
 
-A picture on a terminal, a line for each thing that happens elsewhere.
+A live picture on a terminal; elsewhere, one line for each thing that happens.
 """
 
 import time
@@ -16,44 +16,40 @@ from rich.text import Text
 
 from webhookd.cli.text import escaped
 from webhookd.core.states import SagaStatus
-from webhookd.devtools.inbox import Arrival, Behaviour, Inbox
+from webhookd.devtools.receiver import Arrival, Behaviour, Inbox
 
 GOOD, BUSY, BAD, QUIET = "green", "yellow", "red", "dim"
-# Rows of a screen that are not for what happened: the picture, the endpoints, and what is between them.
-OTHER_ROWS = 16
-FEWEST_LINES, MOST_LINES = 3, 12
+# Rows of the screen that the picture, the table and the gaps take; the rest shows the latest lines.
+FIXED_ROWS = 16
+MIN_LINES, MAX_LINES = 3, 12
 
 
 @dataclass
 class Endpoint:
-    """A receiver of the demo, and what it saw."""
+    """A receiver of the demo, and the requests it got."""
 
     name: str
-    character: str
+    description: str
     inbox: Inbox
     max_attempts: int
     base_delay_seconds: float
-    subscription_id: int = 0
     requests: int = 0
-    taken: int = 0
+    accepted: int = 0
     unverified: int = 0
-    last_status: int = 0
 
-    def saw(self, arrival: Arrival) -> None:
+    def count(self, arrival: Arrival) -> None:
         self.requests += 1
-        self.taken += arrival.taken
+        self.accepted += arrival.accepted
         self.unverified += arrival.problem is not None
-        self.last_status = arrival.status
 
-    def mend(self) -> None:
-        """From now on it answers."""
-        self.character = "mended: answers"
+    def repair(self) -> None:
+        self.description = "repaired: works"
         self.inbox.behaviour = Behaviour()
 
 
 @dataclass
 class Counts:
-    """As the daemon told them."""
+    """Rows in the daemon's lists."""
 
     events: int = 0
     deliveries: Counter[str] = field(default_factory=Counter)
@@ -62,37 +58,37 @@ class Counts:
 
 
 @dataclass
-class Scene:
-    """All that there is to see."""
+class Screen:
+    """Everything that the demo shows."""
 
     endpoints: Sequence[Endpoint]
     console: Console
     counts: Counts = field(default_factory=Counts)
-    now: str = ""
-    began_at: float = field(default_factory=time.monotonic)
-    lines: deque[Text] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
-    # One for the whole time, or it would never turn.
+    current_step: str = ""
+    started_at: float = field(default_factory=time.monotonic)
+    lines: deque[Text] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    # Kept over all refreshes: a new spinner would always show its first frame.
     _spinner: Spinner = field(default_factory=lambda: Spinner("dots", style=BUSY))
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began_at
+        return time.monotonic() - self.started_at
 
     def step(self, text: str) -> None:
-        """The story goes on."""
-        self.now = text
+        """Show the next step of the demo."""
+        self.current_step = text
         self._spinner.update(text=Text(text, "bold"))
         self._add(Text(text, "bold"))
 
     def arrived(self, endpoint: Endpoint, arrival: Arrival) -> None:
-        """An endpoint was sent something."""
+        """Show a request that an endpoint received; challenges are left out."""
         if arrival.challenge is not None:
             return
-        endpoint.saw(arrival)
+        endpoint.count(arrival)
         message_id, attempt = (escaped(arrival.headers.get(f"webhook-{it}", "?")) for it in ("id", "attempt"))
-        believed = "✓ signature" if arrival.problem is None else f"✗ {arrival.problem}"
-        line = Text(f"  {message_id} → {endpoint.name:9} attempt {attempt}, {believed}, answers ")
-        self._add(line.append(str(arrival.status), GOOD if arrival.taken else BAD))
+        signature = "✓ signature" if arrival.problem is None else f"✗ {arrival.problem}"
+        line = Text(f"  {message_id} → {endpoint.name:9} attempt {attempt}, {signature}, answer ")
+        self._add(line.append(str(arrival.status), GOOD if arrival.accepted else BAD))
 
     def _add(self, line: Text) -> None:
         stamped = Text(f"{self.seconds:5.1f} s  ", QUIET).append_text(line)
@@ -101,7 +97,7 @@ class Scene:
             click.echo(stamped.plain)
 
     def __rich__(self) -> Group:
-        room = max(FEWEST_LINES, min(MOST_LINES, self.console.height - OTHER_ROWS))
+        room = max(MIN_LINES, min(MAX_LINES, self.console.height - FIXED_ROWS))
         title = Table.grid(expand=True)
         title.add_column(no_wrap=True, overflow="ellipsis")
         title.add_column(justify="right", style=QUIET)
@@ -117,7 +113,7 @@ class Scene:
         )
 
     def _picture(self) -> list[Text]:
-        """The way of an event, with how many are where."""
+        """The stages of a delivery, with the number of events or deliveries in each."""
         counts, deliveries = self.counts, self.counts.deliveries
         waiting, sending, delivered = (
             _number(deliveries[status], style)
@@ -143,20 +139,20 @@ class Scene:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 2), header_style=QUIET)
-        for name in ("endpoint", "", "requests", "answers 2xx"):
-            table.add_column(name, justify="right" if name in ("requests", "answers 2xx") else "left")
+        for name in ("endpoint", "", "requests", "accepted"):
+            table.add_column(name, justify="right" if name in ("requests", "accepted") else "left")
         for endpoint in self.endpoints:
             table.add_row(
                 Text(endpoint.name, "bold"),
-                Text(endpoint.character, QUIET),
+                Text(endpoint.description, QUIET),
                 str(endpoint.requests),
-                Text(str(endpoint.taken), GOOD if endpoint.taken else QUIET),
+                Text(str(endpoint.accepted), GOOD if endpoint.accepted else QUIET),
             )
         return table
 
 
 def _number(count: int, style: str) -> Text:
-    """As wide as a word of the picture; nothing is quiet."""
+    """Centred in the width of a word of the picture; zero is dim."""
     return Text(f"{count:^9}", f"bold {style}" if count else QUIET)
 
 

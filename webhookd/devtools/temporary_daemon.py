@@ -1,7 +1,4 @@
-"""A webhookd of a command's own, for `demo` and `bench`: a real `serve`, ready in a `with`, gone after it.
-
-Its configuration, log and local authority are in a folder that is removed.
-"""
+"""A webhookd for the duration of `demo` or `bench`: a real `serve --local` with a temporary folder."""
 
 import asyncio
 import os
@@ -22,44 +19,44 @@ import anyio
 from webhookd.cli.client import Client, Place
 from webhookd.core.errors import ServiceUnavailable, WebhookdError
 
-# A first start makes a database, and the machine may be busy.
+# The first start creates a database, and the machine may be busy.
 START_TIMEOUT_SECONDS = 90.0
 STOP_TIMEOUT_SECONDS = 30.0
 POLL_INTERVAL_SECONDS = 0.05
-# By which a service manager knows the process that it started: not this one.
-_OF_SERVICE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+# The service manager's variables are meant for the command itself, not for this daemon.
+_SERVICE_MANAGER_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 @contextmanager
-def temporary_folder(prefix: str, beside: Path | None = None) -> Iterator[Path]:
-    """A folder for all of it: where temporary ones are, or in a folder that is named."""
+def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Create a folder in the parent, or where temporary files go, and remove it at the end."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=beside))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     except OSError as error:
-        raise WebhookdError(f"no temporary folder can be made: {error.strerror}") from error
+        raise WebhookdError(f"cannot create a temporary folder: {error.strerror}") from error
     try:
         if os.geteuid() == 0:
-            # PostgreSQL refuses root; the account that it gets must pass through.
+            # PostgreSQL refuses to run as root; the account it runs as must be able to enter.
             folder.chmod(0o711)
         yield folder
     finally:
         try:
             shutil.rmtree(folder)
         except OSError as error:
-            raise WebhookdError(f"{folder} cannot be removed: {error.strerror}") from error
+            raise WebhookdError(f"cannot remove {folder}: {error.strerror}") from error
 
 
-class OwnDaemon:
-    """The process, with the configuration and the environment that it is given."""
+class TemporaryDaemon:
+    """The process. `command` is the name of the command that needs it, for error messages."""
 
-    def __init__(self, folder: Path, owner: str, config_path: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, command: str, config_path: Path, environment: Mapping[str, str]) -> None:
         address = f"127.0.0.1:{_free_port()}"
-        self.client: Final = Client(Place(urlsplit(f"http://{address}"), f"the {owner}'s"))
-        self._owner = owner
+        self.client: Final = Client(Place(urlsplit(f"http://{address}"), f"started by {command}"))
+        self._command = command
         self._folder = folder
         self._config_path = config_path
         self._environment = {
-            name: value for name, value in environment.items() if name not in _OF_SERVICE_MANAGER
+            name: value for name, value in environment.items() if name not in _SERVICE_MANAGER_VARIABLES
         } | {"WEBHOOKD_API_LISTEN": address}
         self._log_path = folder / "webhookd.log"
 
@@ -81,25 +78,25 @@ class OwnDaemon:
         return self._process.pid
 
     def require_running(self) -> None:
-        """Raise its last words if it has ended."""
+        """Raise an error with the last line of its log if it has ended."""
         if self._process.poll() is not None:
-            raise WebhookdError(f"the {self._owner}'s webhookd ended: {last_words(self._log_path)}")
+            raise WebhookdError(f"the daemon of {self._command} ended: {last_line(self._log_path)}")
 
     def _start(self) -> None:
         with self._log_path.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603  ourselves
+            self._process = subprocess.Popen(  # noqa: S603  our own program
                 [sys.executable, "-m", "webhookd", "--config", str(self._config_path), "serve", "--local"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
                 env=self._environment,
-                # A terminal's Ctrl-C is for us, who stop it in order: a second signal would stop it at once.
+                # Ctrl-C in a terminal must reach only us: we stop it, and a second signal would kill it.
                 start_new_session=True,
             )
 
     def _stop(self) -> bool:
-        """In order; false if it had to be killed, or had ended by itself."""
+        """Returns false if it had to be killed, or had failed before."""
         self._process.terminate()
         try:
             return self._process.wait(STOP_TIMEOUT_SECONDS) == 0
@@ -117,17 +114,17 @@ class OwnDaemon:
             except ServiceUnavailable as error:
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(
-                        f"the {self._owner}'s webhookd was not ready in time: {error}"
+                        f"the daemon of {self._command} did not become ready in time: {error}"
                     ) from error
             else:
                 return
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
-def last_words(log_path: Path) -> str:
-    """The last line of a log: why its process ended."""
+def last_line(log_path: Path) -> str:
+    """The last line of a process's log, which says why it ended."""
     lines = log_path.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("webhookd: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("webhookd: ") if lines else "its log is empty"
 
 
 def _free_port() -> int:

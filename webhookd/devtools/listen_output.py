@@ -1,4 +1,7 @@
-"""An arrival, for a person or a program. Whoever found the port chose its bytes: they are escaped and cut."""
+"""How `listen` shows an arrival: as text or as JSON.
+
+Any sender may have chosen its bytes, so text is escaped and shortened.
+"""
 
 from itertools import islice
 
@@ -7,29 +10,29 @@ from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
 from webhookd.cli.text import escaped
-from webhookd.devtools.inbox import Arrival
+from webhookd.devtools.receiver import Arrival
 
-# Of a payload on a terminal; --json shows all of it.
+# Limits of the text form; --json shows the whole payload.
 MAX_SHOWN_LINES = 30
 MAX_SHOWN_CHARACTERS = 3000
 MAX_WORD_CHARACTERS = 100
-# Deep nesting makes much of little: a thousand levels, of two blanks a line, make megabytes of this.
+# A larger payload is not indented: a thousand levels of nesting would make megabytes of 64 kB.
 MAX_INDENTED_BYTES = 64 * 1024
 
 _highlight = JSONHighlighter().highlight
 
 
 def as_text(arrival: Arrival) -> Text:
-    """A line that says what it is and what became of it, and the payload below it."""
+    """One line with the headers and the answer, and the payload below it."""
     parts = [
         (f"{arrival.received_at.astimezone():%H:%M:%S} ", "dim"),
-        _mark(arrival),
-        (f" {_what(arrival)}", "bold"),
+        _signature(arrival),
+        (f" {_subject(arrival)}", "bold"),
     ]
     parts += [(f"  {word}", "dim") for word in _details(arrival)]
-    parts.append((f"  → {arrival.status}", "green" if arrival.taken else "red"))
+    parts.append((f"  → {arrival.status}", "green" if arrival.accepted else "red"))
     if arrival.duplicate:
-        parts.append(("  a duplicate: it was taken before", "yellow"))
+        parts.append(("  duplicate: already accepted", "yellow"))
     shown = Text.assemble(*parts)
     if arrival.problem:
         shown.append(f"\n         {arrival.problem}", "red")
@@ -39,7 +42,7 @@ def as_text(arrival: Arrival) -> Text:
 
 
 def as_json(arrival: Arrival) -> bytes:
-    """One line. The payload is JSON if it was, and else a text."""
+    """One line. A payload that is not JSON becomes a string."""
     payload = _formatted(arrival.body, -1)
     signature = "refused" if arrival.problem else "verified" if arrival.checked else "not_checked"
     return msgspec.json.encode(
@@ -61,18 +64,18 @@ def as_json(arrival: Arrival) -> bytes:
     )
 
 
-def _mark(arrival: Arrival) -> tuple[str, str]:
+def _signature(arrival: Arrival) -> tuple[str, str]:
     if not arrival.checked:
         return "? not verified: no secret", "yellow"
     return ("✗ signature", "bold red") if arrival.problem else ("✓ signature", "bold green")
 
 
-def _what(arrival: Arrival) -> str:
+def _subject(arrival: Arrival) -> str:
     if arrival.challenge is not None:
-        return "the challenge"
+        return "challenge"
     if arrival.method != "POST":
         return f"{_word(arrival.method)} {_word(arrival.path)}"
-    return _word(_header(arrival, "event-type") or "a POST without webhook-event-type")
+    return _word(_header(arrival, "event-type") or "POST without webhook-event-type")
 
 
 def _details(arrival: Arrival) -> list[str]:
@@ -94,7 +97,7 @@ def _header(arrival: Arrival, name: str) -> str | None:
 
 
 def _valid(text: str) -> str:
-    """Without the lone surrogates that stand for bytes that are no text."""
+    """Replace lone surrogates, which stand for bytes that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -107,20 +110,18 @@ def _payload(body: bytes) -> Text:
     formatted = _formatted(body, 2) if len(body) <= MAX_INDENTED_BYTES else None
     text = (body if formatted is None else formatted)[: 4 * MAX_SHOWN_CHARACTERS].decode("utf-8", "replace")
     lines = text[:MAX_SHOWN_CHARACTERS].split("\n")
-    shown = "\n".join(f"    {escaped(line)}" for line in islice(lines, MAX_SHOWN_LINES))
-    whole = len(text) <= MAX_SHOWN_CHARACTERS and len(lines) <= MAX_SHOWN_LINES
-    coloured = Text(shown)
+    shown = Text("\n".join(f"    {escaped(line)}" for line in islice(lines, MAX_SHOWN_LINES)))
     if formatted is not None:
-        _highlight(coloured)
-    if not whole:
-        coloured.append(f"\n    … {len(body):,} bytes in all", "dim")
-    return coloured
+        _highlight(shown)
+    if len(text) > MAX_SHOWN_CHARACTERS or len(lines) > MAX_SHOWN_LINES:
+        shown.append(f"\n    … {len(body):,} bytes in total", "dim")
+    return shown
 
 
 def _formatted(body: bytes, indent: int) -> bytes | None:
-    """JSON with these line breaks and every value as it was written; None if it is no JSON."""
+    """Indented JSON with every value as it was written; None if the body is not JSON."""
     try:
-        body.decode()  # msgspec looks into no string
+        body.decode()  # msgspec does not validate UTF-8 inside strings
         return msgspec.json.format(body, indent=indent)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
