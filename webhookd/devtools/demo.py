@@ -216,11 +216,14 @@ class _Story:
         return self.screen.counts
 
     async def _rows(self, path: str) -> list[dict[str, Any]]:
-        rows = await asyncio.to_thread(lambda: list(self.client.rows(path)))
-        return [msgspec.json.decode(row, type=dict[str, Any]) for row in rows]
+        return [
+            msgspec.json.decode(row, type=dict[str, Any])
+            async for page in self.client.pages(path)
+            for row in page
+        ]
 
     async def _post(self, path: str, value: object = None) -> Any:
-        return (await asyncio.to_thread(self.client.post, path, value)).value
+        return (await self.client.request("POST", path, value)).value
 
     async def _pause(self) -> None:
         if self.screen.console.is_terminal:

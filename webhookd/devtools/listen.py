@@ -172,7 +172,7 @@ async def _listen(options: Options, client: Client, certificate: LocalCertificat
                 await stopping.wait()
         finally:
             if subscriber.subscription_ids and not options.keep:
-                await asyncio.to_thread(subscriber.pause)
+                await subscriber.pause()
                 paused = _named(subscriber.subscription_ids)
                 _say(f"Paused {paused}. `listen` on the same port resumes.")
     return ready
@@ -199,8 +199,8 @@ async def _subscribe(
     for event_type in options.event_types:
         if stopping.is_set():
             return False
-        inbox.secrets.append(await asyncio.to_thread(subscriber.subscribe, event_type))
-        await asyncio.to_thread(subscriber.verify)
+        inbox.secrets.append(await subscriber.subscribe(event_type))
+        await subscriber.verify()
         _say(f"Subscribed to {event_type}: {_named(subscriber.subscription_ids[-1:])}, verified")
     return True
 
@@ -245,11 +245,11 @@ class Subscriber:
     url: str
     subscription_ids: list[int] = field(default_factory=list)
 
-    def subscribe(self, event_type: str) -> str:
+    async def subscribe(self, event_type: str) -> str:
         """Create a subscription or reuse our earlier one. Returns its secret."""
-        found = self._find(event_type)
+        found = await self._find(event_type)
         if found is None:
-            created = self._post(
+            created = await self._post(
                 "/v1/subscriptions",
                 {
                     "event_type": event_type,
@@ -261,38 +261,40 @@ class Subscriber:
             self.subscription_ids.append(created["id"])
             return str(created["secret"])
         self.subscription_ids.append(found)
-        return str(self._post(f"/v1/subscriptions/{found}/rotate-secret")["secret"])
+        rotated = await self._post(f"/v1/subscriptions/{found}/rotate-secret")
+        return str(rotated["secret"])
 
-    def verify(self) -> None:
+    async def verify(self) -> None:
         """Verify the latest subscription, then activate it."""
         subscription = f"/v1/subscriptions/{self.subscription_ids[-1]}"
-        self._post(f"{subscription}/verify")
-        self.client.patch(subscription, {"active": True})
+        await self._post(f"{subscription}/verify")
+        await self.client.request("PATCH", subscription, {"active": True})
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         """Pause all subscriptions, so that no delivery fails while nothing receives it."""
         failed = []
         reason = ""
         for subscription_id in self.subscription_ids:
             try:
-                self.client.patch(f"/v1/subscriptions/{subscription_id}", {"active": False})
+                path = f"/v1/subscriptions/{subscription_id}"
+                await self.client.request("PATCH", path, {"active": False})
             except WebhookdError as error:
                 failed.append(subscription_id)
                 reason = str(error)
         if failed:
             raise ServiceUnavailable(f"{_named(failed)} could not be paused: {reason}")
 
-    def _find(self, event_type: str) -> int | None:
-        rows = self.client.rows("/v1/subscriptions", {"event_type": event_type}, MAX_SEARCHED)
-        for row in rows:
-            found = msgspec.json.decode(row, type=dict[str, Any])
-            if found["callback_url"] == self.url and found["description"] == DESCRIPTION:
-                return int(found["id"])
+    async def _find(self, event_type: str) -> int | None:
+        async for page in self.client.pages("/v1/subscriptions", {"event_type": event_type}, MAX_SEARCHED):
+            for row in page:
+                found = msgspec.json.decode(row, type=dict[str, Any])
+                if found["callback_url"] == self.url and found["description"] == DESCRIPTION:
+                    return int(found["id"])
         return None
 
-    def _post(self, path: str, value: object = None) -> Any:
+    async def _post(self, path: str, value: object = None) -> Any:
         try:
-            return self.client.post(path, value).value
+            return (await self.client.request("POST", path, value)).value
         except RequestRefused as refused:
             raise _explained(refused) from refused
 

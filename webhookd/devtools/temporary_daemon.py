@@ -110,7 +110,7 @@ class TemporaryDaemon:
         while True:
             self.require_running()
             try:
-                await asyncio.to_thread(self.client.get, "/readyz")
+                await self.client.request("GET", "/readyz")
             except ServiceUnavailable as error:
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(

@@ -122,7 +122,7 @@ async def test_shells_complete_commands_options_and_values(lonely: Shell) -> Non
 async def test_unknown_command_suggests_only_a_close_one(
     lonely: Shell, words: list[str], suggested: str | None
 ) -> None:
-    """`resume` is the opposite of what `remove` asks for."""
+    """`resume` resembles `remove`, but means something else."""
     ran = await lonely.run(*words)
     assert ran.exit_code == 2
     assert suggested in ran.error if suggested else "Did you mean" not in ran.error
