@@ -119,7 +119,7 @@ def render(document: dict[str, Any]) -> str:
     brand = element("span", "webhookd", element("small", info["version"]), class_="brand")
     content = element(
         "div",
-        element("h1", "The API"),
+        element("h1", "API reference"),
         _paragraphs(info["description"]),
         element("h2", "Errors"),
         element("pre", _json(not_found("event", 42).document)),
@@ -136,7 +136,7 @@ def render(document: dict[str, Any]) -> str:
         ),
     )
     return page(
-        "webhookd: the API",
+        "webhookd: API reference",
         element("header", brand, links("/docs")),
         element("main", _contents(groups), content),
         kind="docs",
