@@ -47,7 +47,7 @@ grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_c
     webhookd.event_routing_queue, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters,
     webhookd.schema_migrations, webhookd.schema_code to webhookd_reader;
 
--- The job substrate. Its functions emit ordinary events; who executes jobs sees none but what a claim hands out.
+-- The job queue. Its functions emit ordinary events. An executor reads nothing: a claim returns the job.
 grant select, insert on webhookd.events to webhookd_jobs;
 grant usage on sequence webhookd.events_id_seq to webhookd_jobs;
 grant select, insert, update on webhookd.job_queue, webhookd.job_workflow, webhookd.job_kind_policy, webhookd.job_event_registry
@@ -56,9 +56,9 @@ grant select, update on webhookd.settings to webhookd_jobs;
 grant select, insert on webhookd.job_command_run to webhookd_jobs;
 grant select, update, delete on webhookd.job_event_queue to webhookd_jobs;
 grant select on webhookd.job_workflow, webhookd.job_command_run, webhookd.job_kind_policy, webhookd.job_event_registry,
-    webhookd.job_event_queue, webhookd.settings, webhookd.v_job_queue_backlog, webhookd.v_job_queue_in_progress,
-    webhookd.v_job_queue_dead_letter_open to workflow_admin, webhookd_reader;
--- All but lease_token: who has that holds the job, so a claim hands it out and nobody can look it up.
+    webhookd.job_event_queue, webhookd.job_transition, webhookd.settings, webhookd.v_job_queue_backlog,
+    webhookd.v_job_queue_in_progress, webhookd.v_job_queue_dead_letter_open to workflow_admin, webhookd_reader;
+-- All columns but lease_token, which is the right to report: only a claim returns it.
 grant select (
     job_id, job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, payload_classification,
     executor, status, attempts, last_error, last_error_at, lease_name, lease_holder, leased_until, process_after, deadline_at,
