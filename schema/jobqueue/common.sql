@@ -1,4 +1,4 @@
--- owner: webhookd_jobs
+-- owner: webhookd_jobqueue
 -- Owns: what the gated functions share: the switch, the policy of a kind, validation, and the ledger. Internal.
 --
 -- Every gated function returns jsonb. A refusal that the caller could not foresee is a value (`refused`, `reason`) and changes

@@ -1,4 +1,4 @@
--- owner: webhookd_jobs
+-- owner: webhookd_jobqueue
 -- Owns: enqueuing jobs, requeuing dead letters, and opening workflows.
 
 -- Creates one job per kind and key, also with concurrent callers: later callers get the existing job (`duplicate`), unless the
@@ -73,7 +73,7 @@ begin
     then
         return refused('idempotency_conflict', jsonb_build_object('job_id', job.job_id, 'status', job.status));
     end if;
-    perform wait_as_the_first();
+    perform wait_for_sync_standby();
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', true,
                               'process_after', job.process_after);
 end
@@ -123,7 +123,7 @@ begin
     end if;
     select q.* into job from job_queue q where q.job_kind = dead.job_kind and q.idempotency_key = 'requeue:' || dead.job_id;
     if found then
-        perform wait_as_the_first();
+        perform wait_for_sync_standby();
         return refused('already_requeued', jsonb_build_object('job_id', job.job_id, 'status', job.status));
     end if;
     if dead.status <> 'dead_letter' then
@@ -180,7 +180,7 @@ begin
     if (workflow.workflow_kind, workflow.generator) is distinct from (p_workflow_kind, p_generator) then
         return refused('workflow_conflict', jsonb_build_object('workflow_id', workflow.workflow_id));
     end if;
-    perform wait_as_the_first();
+    perform wait_for_sync_standby();
     return jsonb_build_object('refused', false, 'workflow_id', workflow.workflow_id, 'status', workflow.status,
                               'duplicate', true);
 end

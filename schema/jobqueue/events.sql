@@ -1,4 +1,4 @@
--- owner: webhookd_jobs
+-- owner: webhookd_jobqueue
 -- Owns: creating jobs from events. Reads job_event_queue, which a trigger fills; independent of routing.
 
 -- Registers that each new event of a type creates a job of a kind, with this executor and priority, and replaces an existing

@@ -132,7 +132,7 @@ $$;
 create or replace function webhookd.refuse_reserved_event() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    if current_user <> 'webhookd_jobs' then
+    if current_user <> 'webhookd_jobqueue' then
         raise exception using
             errcode = 'WH400', message = 'event_type must not start with dot.job.: reserved for the job queue';
     end if;

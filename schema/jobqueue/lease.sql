@@ -1,4 +1,4 @@
--- owner: webhookd_jobs
+-- owner: webhookd_jobqueue
 -- Owns: a lease from the claim to the report, and cancelling jobs that are not leased. The token decides, not the clock: an expired
 -- lease that is not recovered yet still belongs to its holder.
 
@@ -153,7 +153,7 @@ begin
         where r.job_id = job.job_id and r.from_status is distinct from r.to_status and r.to_status in ('succeeded','failed')
         order by r.run_id desc limit 1)
     then
-        perform wait_as_the_first();
+        perform wait_for_sync_standby();
         return report_answer(command, job, true);
     end if;
     return refused('already_reported', jsonb_build_object('status', job.status));
@@ -311,7 +311,7 @@ begin
     if found then
         return refused('already_requeued', jsonb_build_object('job_id', successor.job_id, 'status', successor.status));
     end if;
-    perform wait_as_the_first();
+    perform wait_for_sync_standby();
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', true);
 end
 $$;

@@ -1,4 +1,4 @@
--- owner: webhookd_jobs
+-- owner: webhookd_jobqueue
 -- Owns: the functions for operators: the switch, the policies, and the health of the queue. Changes are in the ledger; a call that
 -- changes nothing is not.
 

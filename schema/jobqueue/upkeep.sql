@@ -1,4 +1,4 @@
--- owner: webhookd_jobs
+-- owner: webhookd_jobqueue
 -- Owns: expired leases, due retries, deadlines, and the retention of finished jobs. Every instance calls these functions
 -- periodically; concurrent calls skip each other's rows.
 

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 NOT_YET = (
     "webhookd/core/states.py",
     "webhookd/devtools/",
-    "webhookd/jobqueue/",
     "webhookd/local_",
 )
 

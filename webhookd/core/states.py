@@ -1,4 +1,4 @@
-"""The states of deliveries, spelled as in the database, which alone decides.
+"""The states of deliveries and attempts, spelled as in the database, which enforces them.
 
 The edges are drawn in schema/README.md and enforced by schema/triggers.sql; `tests/support/model.py`
 states them once more in Python, to check the SQL against.
