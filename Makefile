@@ -19,10 +19,10 @@ machine: ## Run the state machines of Hypothesis with 1,000 examples
 	WEBHOOKD_TEST_EXAMPLES=1000 $(ENVIRONMENT)/bin/pytest -q tests/schema -k "machine and not mistake"
 
 executors: ## Run 10,000 jobs with twenty executors, some of which die
-	WEBHOOKD_TEST_JOBS=10000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_substrate_executors.py
+	WEBHOOKD_TEST_JOBS=10000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_job_queue_executors.py
 
 history: ## Check the plans of the job queue beside a million finished and 100,000 waiting jobs
-	WEBHOOKD_TEST_HISTORY=1000000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_substrate_plans.py
+	WEBHOOKD_TEST_HISTORY=1000000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_job_queue_plans.py
 
 faults: ## Run every fault scenario under load, then a random mix: 25 minutes (FAULTS="--seed 7 --only kill")
 	$(ENVIRONMENT)/bin/python -m tests.faults $(FAULTS)

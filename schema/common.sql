@@ -12,16 +12,16 @@ end
 $$;
 grant execute on function webhookd.require(boolean, text) to
     webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner, dead_letter_operator,
-    subscription_admin, webhookd_jobs;
+    subscription_admin, webhookd_jobqueue;
 
 -- Called before an answer that reports an earlier commit ("duplicate"). It writes a few bytes of WAL, so that this commit also
 -- waits for the synchronous standby. The wait of the earlier commit may have been cancelled, and a transaction that writes
 -- nothing would acknowledge data that only the primary has.
-create or replace function webhookd.wait_as_the_first() returns void
+create or replace function webhookd.wait_for_sync_standby() returns void
 language sql set search_path = pg_catalog, webhookd, pg_temp as $$
     select pg_logical_emit_message(true, 'webhookd', 'duplicate')
 $$;
-grant execute on function webhookd.wait_as_the_first() to webhookd_ingest, webhookd_jobs;
+grant execute on function webhookd.wait_for_sync_standby() to webhookd_ingest, webhookd_jobqueue;
 
 -- The delay before the next attempt: min(max_delay, max(retry_after, base · 2^(n-1) · (1 + jitter · u))). u is in [0, 1) and
 -- depends only on saga and attempt, so every instance computes the same delay. sha256, because a FIPS build refuses md5.
@@ -41,7 +41,7 @@ language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_
 $$;
 grant execute on function
     webhookd.backoff(bigint, integer, double precision, double precision, double precision, double precision)
-    to saga_orchestrator, webhookd_jobs;
+    to saga_orchestrator, webhookd_jobqueue;
 
 -- The same pattern as in the tables' CHECKs. A function that calls it refuses bad input with a readable message, before it
 -- changes anything.
@@ -49,4 +49,4 @@ create or replace function webhookd.is_event_type(candidate text) returns boolea
 language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select coalesce(length(candidate) <= 100 and candidate ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$', false)
 $$;
-grant execute on function webhookd.is_event_type(text) to subscription_admin, webhookd_jobs;
+grant execute on function webhookd.is_event_type(text) to subscription_admin, webhookd_jobqueue;

@@ -3,18 +3,18 @@
 
 revoke all on all tables in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 revoke all on all sequences in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 revoke all on schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 revoke execute on all functions in schema webhookd from public;
 
 grant usage on schema webhookd to
     event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobs, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
 
 -- publish() has the privileges of event_ingest_writer, but belongs to webhookd_ingest, which only the migrator is a member of.
 grant select, insert on webhookd.events to event_ingest_writer, webhookd_ingest;
@@ -47,18 +47,18 @@ grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_c
     webhookd.event_routing_queue, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters,
     webhookd.schema_migrations, webhookd.schema_code to webhookd_reader;
 
--- The job substrate. Its functions emit ordinary events; who executes jobs sees none but what a claim hands out.
-grant select, insert on webhookd.events to webhookd_jobs;
-grant usage on sequence webhookd.events_id_seq to webhookd_jobs;
+-- The job queue. Its functions emit ordinary events. An executor reads nothing: a claim returns the job.
+grant select, insert on webhookd.events to webhookd_jobqueue;
+grant usage on sequence webhookd.events_id_seq to webhookd_jobqueue;
 grant select, insert, update on webhookd.job_queue, webhookd.job_workflow, webhookd.job_kind_policy, webhookd.job_event_registry
-    to webhookd_jobs;
-grant select, update on webhookd.settings to webhookd_jobs;
-grant select, insert on webhookd.job_command_run to webhookd_jobs;
-grant select, update, delete on webhookd.job_event_queue to webhookd_jobs;
+    to webhookd_jobqueue;
+grant select, update on webhookd.settings to webhookd_jobqueue;
+grant select, insert on webhookd.job_command_run to webhookd_jobqueue;
+grant select, update, delete on webhookd.job_event_queue to webhookd_jobqueue;
 grant select on webhookd.job_workflow, webhookd.job_command_run, webhookd.job_kind_policy, webhookd.job_event_registry,
-    webhookd.job_event_queue, webhookd.settings, webhookd.v_job_queue_backlog, webhookd.v_job_queue_in_progress,
-    webhookd.v_job_queue_dead_letter_open to workflow_admin, webhookd_reader;
--- All but lease_token: who has that holds the job, so a claim hands it out and nobody can look it up.
+    webhookd.job_event_queue, webhookd.job_transition, webhookd.settings, webhookd.v_job_queue_backlog,
+    webhookd.v_job_queue_in_progress, webhookd.v_job_queue_dead_letter_open to workflow_admin, webhookd_reader;
+-- All columns but lease_token, which is the right to report: only a claim returns it.
 grant select (
     job_id, job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, payload_classification,
     executor, status, attempts, last_error, last_error_at, lease_name, lease_holder, leased_until, process_after, deadline_at,

@@ -73,13 +73,13 @@ alter function webhookd.fn_job_cleanup_sweep set jit = off set plan_cache_mode =
 alter function webhookd.fn_job_queue_health set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 -- The job's last report: the end of its part of ix_job_command_run_job.
-alter function webhookd.unmoved_by_report set jit = off set plan_cache_mode = force_generic_plan
+alter function webhookd.duplicate_or_stale_report set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 
 -- The given jobs by their keys; the results are put into the order of the arguments, which is a sort of the batch.
-alter function webhookd.record_job_moves set jit = off set plan_cache_mode = force_generic_plan
+alter function webhookd.record_job_transitions set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off;
-alter function webhookd.settle_failed_work set jit = off set plan_cache_mode = force_generic_plan
+alter function webhookd.settle_failed_jobs set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off;
 -- The jobs of one workflow.
 alter function webhookd.derive_workflow_status set jit = off set plan_cache_mode = force_generic_plan
@@ -96,7 +96,7 @@ alter function webhookd.fn_job_succeed set jit = off set plan_cache_mode = force
     set enable_seqscan = off;
 alter function webhookd.fn_job_cancel set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off;
-alter function webhookd.fail_work set jit = off set plan_cache_mode = force_generic_plan
+alter function webhookd.fail_job set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off;
-alter function webhookd.lock_work set jit = off set plan_cache_mode = force_generic_plan
+alter function webhookd.lock_job set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off;

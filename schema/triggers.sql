@@ -143,132 +143,44 @@ create or replace trigger dead_letter_matches_saga after insert on webhookd.dead
     referencing new table as new_dead_letters for each statement execute function webhookd.require_matching_snapshot();
 
 
--- the job substrate -----------------------------------------------------------------------------------------------
+-- job queue -------------------------------------------------------------------------------------------------------
 
 create or replace trigger event_reserved before insert on webhookd.events
     for each row when (starts_with(new.event_type, 'dot.job.')) execute function webhookd.refuse_reserved_event();
 create or replace trigger events_generate_jobs after insert on webhookd.events
     referencing new table as new_events for each statement execute function webhookd.enqueue_job_events();
 
-create or replace trigger work_born before insert on webhookd.job_queue
+create or replace trigger job_inserted before insert on webhookd.job_queue
     for each row when (
         new.status <> 'queued' or new.attempts <> 0 or new.lease_recoveries <> 0
         or num_nonnulls(new.last_error, new.last_error_at, new.last_error_code, new.lease_name, new.lease_holder,
                         new.lease_token, new.leased_until, new.lease_ttl_seconds, new.started_at, new.finished_at,
                         new.result_ref, new.status_signal, new.cancel_reason, new.cleaned_from) > 0)
-    execute function webhookd.refuse_work_transition();
-
-create or replace trigger work_kept before delete or truncate on webhookd.job_queue
+    execute function webhookd.refuse_job_insert();
+create or replace trigger job_kept before delete or truncate on webhookd.job_queue
     for each statement execute function webhookd.refuse_change();
+-- A function and not a WHEN clause: PostgreSQL parses a clause again for each statement, and this one had 90 lines. Measured on a
+-- busy machine, medians, PostgreSQL 15 and 18: claim 2.13 and 1.75 ms instead of 2.31 and 2.24, progress 1.87 and 1.33 instead of
+-- 1.98 and 1.82. An update of many rows at once costs 0.1 ms more for each row.
+create or replace trigger job_transition before update on webhookd.job_queue
+    for each row execute function webhookd.check_job_transition();
 
--- What work is about never changes; what each edge may change beside the status stands here, and all else is as it was.
--- An edge is a row of the table in schema/README.md.
-create or replace trigger work_transition before update on webhookd.job_queue
-    for each row when (
-        (old.job_id, old.job_kind, old.event_domain, old.idempotency_key, old.source_ref, old.target_ref, old.payload_ref,
-         old.payload_classification, old.executor, old.deadline_at, old.priority, old.correlation_id, old.causation_event_id,
-         old.parent_job_id, old.workflow_id, old.enqueued_by, old.enqueued_at, old.source_system)
-            is distinct from
-        (new.job_id, new.job_kind, new.event_domain, new.idempotency_key, new.source_ref, new.target_ref, new.payload_ref,
-         new.payload_classification, new.executor, new.deadline_at, new.priority, new.correlation_id, new.causation_event_id,
-         new.parent_job_id, new.workflow_id, new.enqueued_by, new.enqueued_at, new.source_system)
-        or (new.status <> 'cleaned' and new.safe_payload is distinct from old.safe_payload)
-        or not case
-            -- its time came, or an operator moves it
-            when old.status = 'queued' and new.status = 'queued' then
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.lease_name, new.lease_holder,
-                 new.lease_token, new.lease_ttl_seconds, new.lease_recoveries, new.started_at, new.result_ref,
-                 new.status_signal)
-                    is not distinct from
-                (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.lease_name, old.lease_holder,
-                 old.lease_token, old.lease_ttl_seconds, old.lease_recoveries, old.started_at, old.result_ref,
-                 old.status_signal)
-            -- claimed: a lease that never was
-            when old.status = 'queued' and new.status = 'leased' then
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.process_after,
-                 new.lease_recoveries, new.started_at, new.result_ref)
-                    is not distinct from
-                (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.process_after,
-                 old.lease_recoveries, old.started_at, old.result_ref)
-                and new.lease_token is distinct from old.lease_token
-            -- the same lease: renewed, or its end moved; its token stays, and its first word makes it in_progress
-            when old.status in ('leased','in_progress') and new.status in (old.status, 'in_progress') then
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.process_after, new.lease_name,
-                 new.lease_holder, new.lease_token, new.lease_ttl_seconds, new.lease_recoveries, new.result_ref)
-                    is not distinct from
-                (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.process_after, old.lease_name,
-                 old.lease_holder, old.lease_token, old.lease_ttl_seconds, old.lease_recoveries, old.result_ref)
-                and (new.status = 'leased' or new.started_at is not null)
-                and (old.started_at is null or new.started_at is not distinct from old.started_at)
-            when old.status in ('leased','in_progress') and new.status = 'succeeded' then
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.process_after, new.lease_name,
-                 new.lease_holder, new.lease_token, new.lease_recoveries, new.status_signal)
-                    is not distinct from
-                (old.attempts + 1, old.last_error, old.last_error_at, old.last_error_code, old.process_after, old.lease_name,
-                 old.lease_holder, old.lease_token, old.lease_recoveries, old.status_signal)
-            -- reported by its holder, or given up by the reaper, which clears the token
-            when old.status in ('leased','in_progress') and new.status = 'failed' then
-                (new.attempts, new.process_after, new.lease_recoveries, new.started_at, new.result_ref, new.status_signal)
-                    is not distinct from
-                (old.attempts + 1, old.process_after, old.lease_recoveries, old.started_at, old.result_ref, old.status_signal)
-                and (new.lease_token is null or new.lease_token = old.lease_token)
-            -- recovered when its lease has ended: the late holder's token is worth nothing any more
-            when old.status in ('leased','in_progress') and new.status = 'queued' then
-                old.leased_until < now() and
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code,
-                 new.lease_recoveries, new.started_at, new.result_ref, new.lease_token)
-                    is not distinct from
-                (old.attempts, old.last_error, old.last_error_at, old.last_error_code,
-                 old.lease_recoveries + 1, old.started_at, old.result_ref, null::uuid)
-                and new.process_after between old.process_after and greatest(old.process_after, now())
-            when old.status = 'failed' and new.status in ('retry_waiting','dead_letter') then
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.lease_token, new.started_at,
-                 new.result_ref)
-                    is not distinct from
-                (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.lease_token, old.started_at,
-                 old.result_ref)
-                and new.process_after >= old.process_after
-                and new.lease_recoveries = case when new.status = 'retry_waiting' then 0 else old.lease_recoveries end
-            -- promoted when due, or an operator moves its time
-            when old.status = 'retry_waiting' and new.status in ('queued','retry_waiting') then
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.lease_token,
-                 new.lease_recoveries, new.started_at, new.result_ref)
-                    is not distinct from
-                (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.lease_token,
-                 old.lease_recoveries, old.started_at, old.result_ref)
-                and (new.status = 'retry_waiting' or (new.process_after = old.process_after and old.process_after <= now()))
-            when old.status in ('queued','retry_waiting','dead_letter') and new.status = 'cancelled' then
-                (new.attempts, new.last_error, new.last_error_at, new.last_error_code, new.process_after, new.lease_token,
-                 new.lease_recoveries, new.started_at, new.result_ref)
-                    is not distinct from
-                (old.attempts, old.last_error, old.last_error_at, old.last_error_code, old.process_after, old.lease_token,
-                 old.lease_recoveries, old.started_at, old.result_ref)
-            when old.status in ('succeeded','cancelled') and new.status = 'cleaned' then
-                (new.attempts, new.last_error_at, new.last_error_code, new.process_after, new.lease_token,
-                 new.lease_recoveries, new.started_at, new.finished_at, new.result_ref, new.cancel_reason, new.cleaned_from)
-                    is not distinct from
-                (old.attempts, old.last_error_at, old.last_error_code, old.process_after, old.lease_token,
-                 old.lease_recoveries, old.started_at, old.finished_at, old.result_ref, old.cancel_reason, old.status)
-            else false
-        end)
-    execute function webhookd.refuse_work_transition();
-
-drop trigger if exists work_not_left_failed on webhookd.job_queue;  -- a constraint trigger cannot be replaced
-create constraint trigger work_not_left_failed after update on webhookd.job_queue
+drop trigger if exists job_not_left_failed on webhookd.job_queue;  -- a constraint trigger cannot be replaced
+create constraint trigger job_not_left_failed after update on webhookd.job_queue
     deferrable initially deferred
     for each row when (new.status = 'failed')
-    execute function webhookd.refuse_to_stay_failed();
+    execute function webhookd.refuse_failed_at_commit();
 
-create or replace trigger work_joined after insert on webhookd.job_queue
-    for each row when (new.workflow_id is not null) execute function webhookd.ask_workflow();
-create or replace trigger work_over after update on webhookd.job_queue
+create or replace trigger job_joined_workflow after insert on webhookd.job_queue
+    for each row when (new.workflow_id is not null) execute function webhookd.refresh_workflow();
+create or replace trigger job_finished after update on webhookd.job_queue
     for each row when (
         new.workflow_id is not null and new.status <> old.status
         and new.status in ('succeeded','dead_letter','cancelled'))
-    execute function webhookd.ask_workflow();
+    execute function webhookd.refresh_workflow();
 
-create or replace trigger workflow_born before insert on webhookd.job_workflow
-    for each row when (new.status <> 'active') execute function webhookd.refuse_work_transition();
+create or replace trigger workflow_inserted before insert on webhookd.job_workflow
+    for each row when (new.status <> 'active') execute function webhookd.refuse_job_insert();
 create or replace trigger workflow_status before update on webhookd.job_workflow
     for each row execute function webhookd.derive_workflow_status();
 create or replace trigger workflow_kept before delete or truncate on webhookd.job_workflow

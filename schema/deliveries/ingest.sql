@@ -75,7 +75,7 @@ begin
             detail = format('event_id=%s', conflicting_id);
     end if;
 
-    perform wait_as_the_first();
+    perform wait_for_sync_standby();
     return query
     select coalesce(e.id, g.id), coalesce(e.created_at, now()), coalesce(e.id <> g.id, false)
     from unnest(new_ids, idempotency_keys) with ordinality as g (id, idempotency_key, place)

@@ -1,11 +1,11 @@
--- owner: webhookd_jobs
--- Owns: what the substrate's gated functions share: the switch, the policy of a kind, and how a move is written down. Internal.
+-- owner: webhookd_jobqueue
+-- Owns: what the gated functions share: the switch, the policy of a kind, validation, and the ledger. Internal.
 --
--- Every gated function answers with jsonb. What a caller could not know better is a value, `refused` and `reason`, and changes
--- nothing; a broken contract is an error (WH400, WH404). Each move of a job writes a row of the ledger and emits an event, in
--- the same transaction: a caller that lost the answer can look both up.
+-- Every gated function returns jsonb. A refusal that the caller could not foresee is a value (`refused`, `reason`) and changes
+-- nothing; an invalid argument is an error (WH400, WH404). Each transition of a job writes a ledger row and emits an event in the
+-- same transaction, so that a caller that lost the answer can look up both.
 
-create or replace function webhookd.job_substrate_enabled() returns boolean
+create or replace function webhookd.job_queue_enabled() returns boolean
 language sql stable security definer set search_path = pg_catalog, webhookd, pg_temp as $$
     select exists (select from settings s where s.key = 'queue.job_substrate.enabled' and s.value = 'true')
 $$;
@@ -15,7 +15,7 @@ language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_
     select jsonb_build_object('refused', true, 'reason', reason) || known
 $$;
 
--- The kind's own numbers, or the settings'. No null in it: the rows of settings cannot be deleted.
+-- The policy of the kind, with the defaults from settings. Never null: the rows of settings cannot be deleted.
 create or replace function webhookd.job_policy(kind text) returns webhookd.job_kind_policy
 language sql stable security definer set search_path = pg_catalog, webhookd, pg_temp as $$
     select kind,
@@ -36,7 +36,7 @@ language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_
     select coalesce(candidate in ('DOT','Agent','Hermes','Codex','PG_worker','external_worker','future_Kestra_adapter'), false)
 $$;
 
--- A text that a person can read in one line of a log.
+-- A text that fits in one line of a log.
 create or replace function webhookd.require_label(
     name text, candidate text, max_length integer, optional boolean default false) returns void
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -44,7 +44,7 @@ begin
     perform webhookd.require(
         case when candidate is null then optional
              else length(candidate) <= max_length and btrim(candidate) <> '' and candidate ~ '^[^[:cntrl:]]+$' end,
-        format('%s must be 1 to %s characters, none of them a control character', name, max_length));
+        format('%s must be 1 to %s characters, without control characters', name, max_length));
 end
 $$;
 
@@ -53,7 +53,7 @@ language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform webhookd.require(
         candidate is null or length(candidate) <= 255 and candidate ~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$',
-        'correlation_id must be 1 to 255 visible ASCII characters: it travels in a header');
+        'correlation_id must be 1 to 255 visible ASCII characters: it is sent in a header');
 end
 $$;
 
@@ -61,16 +61,16 @@ create or replace function webhookd.require_executor(executor text) returns void
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     perform webhookd.require(executor is distinct from 'MOT',
-        'executor must not be MOT: it generates jobs and never executes one');
+        'executor must not be MOT: it generates jobs and never executes them');
     perform webhookd.require(webhookd.is_executor(executor),
         'executor must be one of DOT, Agent, Hermes, Codex, PG_worker, external_worker, future_Kestra_adapter');
 end
 $$;
 
 
--- Moves just made, in the order given: a ledger row for each, and an event where `lifecycle_events` names one. The event says
--- which job, and how it stands: never what is in it.
-create or replace function webhookd.record_job_moves(
+-- Records transitions that were just made, in the given order: a ledger row for each, and an event where `lifecycle_events` names
+-- one. The event contains the id, status and references of the job, never its payload.
+create or replace function webhookd.record_job_transitions(
     command text, actor text, job_ids uuid[], from_statuses text[], to_statuses text[], lifecycle_events text[], details jsonb[])
 returns void
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -97,41 +97,41 @@ begin
         order by g.place
     )
     insert into job_command_run (job_id, command, from_status, to_status, actor, attempts, event_id, detail)
-    select g.job_id, record_job_moves.command, g.from_status, g.to_status, record_job_moves.actor, j.attempts, g.event_id,
-           coalesce(g.detail, '{}')
+    select g.job_id, record_job_transitions.command, g.from_status, g.to_status, record_job_transitions.actor, j.attempts,
+           g.event_id, coalesce(g.detail, '{}')
     from given g join job j on j.job_id = g.job_id
     order by g.place;
 end
 $$;
 
--- The same move of several jobs.
-create or replace function webhookd.record_alike_moves(
+-- The same transition of several jobs.
+create or replace function webhookd.record_same_transition(
     command text, actor text, job_ids uuid[], from_statuses text[], to_status text, lifecycle_event text,
     detail jsonb default '{}')
 returns void
 language sql set search_path = pg_catalog, webhookd, pg_temp as $$
-    select webhookd.record_job_moves(
+    select webhookd.record_job_transitions(
         command, actor, job_ids, from_statuses, array_fill(to_status, array[cardinality(job_ids)]),
         array_fill(lifecycle_event, array[cardinality(job_ids)]), array_fill(detail, array[cardinality(job_ids)]))
 $$;
 
--- One move of one job.
-create or replace function webhookd.record_job_move(
+-- One transition of one job.
+create or replace function webhookd.record_job_transition(
     command text, actor text, job_id uuid, from_status text, to_status text, lifecycle_event text, detail jsonb default '{}')
 returns void
 language sql set search_path = pg_catalog, webhookd, pg_temp as $$
-    select webhookd.record_alike_moves(command, actor, array[job_id], array[from_status], to_status, lifecycle_event, detail)
+    select webhookd.record_same_transition(command, actor, array[job_id], array[from_status], to_status, lifecycle_event, detail)
 $$;
 
--- What an operator decided, about no job in particular.
+-- A change by an operator that belongs to no job.
 create or replace function webhookd.record_decision(command text, actor text, detail jsonb) returns void
 language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
     insert into job_command_run (command, actor, detail)
     values (record_decision.command, record_decision.actor, record_decision.detail)
 $$;
 
--- A job for whoever means to move it: who comes second waits, and finds it moved. A row of nulls if there is none.
-create or replace function webhookd.lock_work(wanted_id uuid) returns webhookd.job_queue
+-- Locks a job before a transition; a concurrent caller waits and then sees the result. A row of nulls if there is no such job.
+create or replace function webhookd.lock_job(wanted_id uuid) returns webhookd.job_queue
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job job_queue;

@@ -1,8 +1,8 @@
--- owner: webhookd_jobs
--- Owns: how work comes into job_queue: enqueued, requeued out of the dead letters, and the workflow it may belong to.
+-- owner: webhookd_jobqueue
+-- Owns: enqueuing jobs, requeuing dead letters, and opening workflows.
 
--- Once for each kind and key, however often and however concurrently it is asked for: later callers get the job there is
--- (`duplicate`), unless they mean other work by the same key.
+-- Creates one job per kind and key, also with concurrent callers: later callers get the existing job (`duplicate`), unless the
+-- content differs (`idempotency_conflict`).
 create or replace function webhookd.fn_job_enqueue(
     p_kind text, p_idempotency_key text, p_executor text, p_source_ref text default null, p_target_ref text default null,
     p_payload_ref text default null, p_safe_payload jsonb default '{}', p_priority integer default 0,
@@ -13,14 +13,14 @@ create or replace function webhookd.fn_job_enqueue(
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
-    -- Not in the past: it says since when the job can be claimed, and waits (fn_job_queue_health).
+    -- Not in the past: it is the time since when the job waits to be claimed (fn_job_queue_health).
     start_at constant timestamptz := greatest(p_process_after, now());
     job job_queue;
 begin
     perform require_label('kind', p_kind, 100);
     perform require_label('idempotency_key', p_idempotency_key, 255);
     perform require(not starts_with(p_idempotency_key, 'event:') and not starts_with(p_idempotency_key, 'requeue:'),
-                    'idempotency_key must not begin with event: or requeue:, which are derived');
+                    'idempotency_key must not begin with event: or requeue:, which are reserved for derived keys');
     perform require_executor(p_executor);
     perform require_label('source_ref', p_source_ref, 2000, optional => true);
     perform require_label('target_ref', p_target_ref, 2000, optional => true);
@@ -30,22 +30,22 @@ begin
     perform require(not p_safe_payload
                     ?| array['body','content','raw','vector','embedding','secret','token','password','ssn','personal_data'],
                     'safe_payload must not have body, content, raw, vector, embedding, secret, token, password, ssn or '
-                    'personal_data at its top level: refer to it by payload_ref');
+                    'personal_data at its top level: use payload_ref instead');
     perform require(p_priority between -32768 and 32767, 'priority must be -32768 to 32767');
-    -- Of years that every client's language has: a lease of a job whose times cannot be read would be nobody's.
+    -- Years that every client language can represent: otherwise an executor could not read the job that it claimed.
     perform require(p_process_after is null or p_process_after between '0001-01-02' and '9999-12-30',
-                    'process_after must be a time of the years 1 to 9999');
-    -- One that has passed is no fault of a caller's who waited for a commit: such work is cancelled, as any other.
+                    'process_after must be in the years 1 to 9999');
+    -- A deadline in the past is allowed, as the caller may have waited for a commit; the reaper cancels the job.
     perform require(p_deadline_at is null or p_deadline_at between '0001-01-02' and '9999-12-30',
-                    'deadline_at must be a time of the years 1 to 9999');
+                    'deadline_at must be in the years 1 to 9999');
     perform require_correlation_id(p_correlation_id);
     perform require_label('actor', p_actor, 200);
     perform require_label('event_domain', p_event_domain, 100);
     perform require_label('source_system', p_source_system, 200);
-    if not job_substrate_enabled() then
+    if not job_queue_enabled() then
         return refused('job_substrate_disabled');
     end if;
-    perform require_known_relatives(p_causation_event_id, p_workflow_id, p_parent_job_id);
+    perform require_references(p_causation_event_id, p_workflow_id, p_parent_job_id);
 
     insert into job_queue as q (
         job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, executor, process_after,
@@ -55,17 +55,17 @@ begin
         p_kind, p_event_domain, p_idempotency_key, p_source_ref, p_target_ref, p_payload_ref, p_safe_payload, p_executor,
         start_at, start_at > now(), p_deadline_at, p_priority, p_correlation_id, p_causation_event_id, p_parent_job_id,
         p_workflow_id, p_actor,
-        clock_timestamp(),  -- not the transaction's: of its jobs the first in is the first out
+        clock_timestamp(),  -- not now(): jobs of one transaction keep their order
         p_source_system)
     on conflict (job_kind, idempotency_key) do nothing
     returning q.* into job;
     if found then
-        perform record_job_move('fn_job_enqueue', p_actor, job.job_id, null, 'queued', 'enqueued');
+        perform record_job_transition('fn_job_enqueue', p_actor, job.job_id, null, 'queued', 'enqueued');
         return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', false,
                                   'process_after', job.process_after);
     end if;
 
-    -- A statement of its own: its snapshot sees the row that the insert waited for.
+    -- A separate statement: its snapshot sees the row that the insert waited for.
     select q.* into job from job_queue q where q.job_kind = p_kind and q.idempotency_key = p_idempotency_key;
     if (job.executor, job.source_ref, job.target_ref, job.payload_ref, job.workflow_id, job.parent_job_id)
             is distinct from (p_executor, p_source_ref, p_target_ref, p_payload_ref, p_workflow_id, p_parent_job_id)
@@ -73,7 +73,7 @@ begin
     then
         return refused('idempotency_conflict', jsonb_build_object('job_id', job.job_id, 'status', job.status));
     end if;
-    perform wait_as_the_first();
+    perform wait_for_sync_standby();
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', true,
                               'process_after', job.process_after);
 end
@@ -82,7 +82,7 @@ grant execute on function webhookd.fn_job_enqueue(
     text, text, text, text, text, text, jsonb, integer, timestamptz, timestamptz, text, bigint, text, text, text, uuid, uuid)
     to workflow_admin;
 
-create or replace function webhookd.require_known_relatives(event_id bigint, known_workflow_id uuid, parent_id uuid) returns void
+create or replace function webhookd.require_references(event_id bigint, known_workflow_id uuid, parent_id uuid) returns void
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if event_id is not null and not exists (select from events e where e.id = event_id) then
@@ -98,8 +98,9 @@ end
 $$;
 
 
--- A dead letter becomes new work, once: its key is derived from the dead job's id, which it names as its parent, and the dead
--- job is thereby resolved (cancelled). It keeps its workflow, which is active again; a deadline that may have passed it does not.
+-- Replaces a dead letter with a new job, once. The new job has the dead letter as its parent and a key derived from its id, and the
+-- dead letter is cancelled. The new job belongs to the same workflow, which becomes active again. It does not inherit the
+-- deadline, which may have passed.
 create or replace function webhookd.fn_job_requeue(p_job_id uuid, p_actor text, p_deadline_at timestamptz default null)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -107,22 +108,22 @@ declare
     dead job_queue;
     job job_queue;
 begin
-    perform require(p_job_id is not null, 'job_id must not be null');  -- also while it is off
+    perform require(p_job_id is not null, 'job_id must not be null');  -- also while the queue is disabled
     perform require_label('actor', p_actor, 200);
     perform require(p_deadline_at is null or p_deadline_at between '0001-01-02' and '9999-12-30',
-                    'deadline_at must be a time of the years 1 to 9999');
-    -- Unlike a new job's: this one would be cancelled at once, and there is no second requeue.
-    perform require(p_deadline_at is null or p_deadline_at > clock_timestamp(), 'deadline_at must be a time to come');
-    if not job_substrate_enabled() then
+                    'deadline_at must be in the years 1 to 9999');
+    -- Unlike for a new job: it would be cancelled at once, and there is no second requeue.
+    perform require(p_deadline_at is null or p_deadline_at > clock_timestamp(), 'deadline_at must be in the future');
+    if not job_queue_enabled() then
         return refused('job_substrate_disabled');
     end if;
-    dead := lock_work(p_job_id);
+    dead := lock_job(p_job_id);
     if dead.job_id is null then
         return refused('unknown_job');
     end if;
     select q.* into job from job_queue q where q.job_kind = dead.job_kind and q.idempotency_key = 'requeue:' || dead.job_id;
     if found then
-        perform wait_as_the_first();
+        perform wait_for_sync_standby();
         return refused('already_requeued', jsonb_build_object('job_id', job.job_id, 'status', job.status));
     end if;
     if dead.status <> 'dead_letter' then
@@ -139,7 +140,7 @@ begin
         dead.causation_event_id, dead.job_id, dead.workflow_id, p_actor, clock_timestamp(), dead.source_system)
     returning q.* into job;
     update job_queue q set status = 'cancelled', cancel_reason = 'requeued', finished_at = now() where q.job_id = dead.job_id;
-    perform record_job_moves(
+    perform record_job_transitions(
         'fn_job_requeue', p_actor, array[dead.job_id, job.job_id], array['dead_letter', null], array['cancelled', 'queued'],
         array['cancelled', 'enqueued'], array['{"reason": "requeued"}'::jsonb, '{}']);
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'parent_job_id', dead.job_id,
@@ -149,8 +150,8 @@ $$;
 grant execute on function webhookd.fn_job_requeue(uuid, text, timestamptz) to workflow_admin;
 
 
--- Who generates several jobs that belong together opens their workflow first. The id may be the generator's own: asked again
--- with it, the same workflow is the answer.
+-- Opens a workflow, before the jobs that refer to it. The generator may choose the id: a repeated call with it returns the same
+-- workflow.
 create or replace function webhookd.fn_job_workflow_open(
     p_workflow_kind text, p_generator text, p_actor text, p_correlation_id text default null, p_workflow_id uuid default null)
 returns jsonb
@@ -162,7 +163,7 @@ begin
     perform require_label('generator', p_generator, 200);
     perform require_label('actor', p_actor, 200);
     perform require_correlation_id(p_correlation_id);
-    if not job_substrate_enabled() then
+    if not job_queue_enabled() then
         return refused('job_substrate_disabled');
     end if;
     insert into job_workflow as w (workflow_id, workflow_kind, generator, correlation_id, enqueued_by)
@@ -179,7 +180,7 @@ begin
     if (workflow.workflow_kind, workflow.generator) is distinct from (p_workflow_kind, p_generator) then
         return refused('workflow_conflict', jsonb_build_object('workflow_id', workflow.workflow_id));
     end if;
-    perform wait_as_the_first();
+    perform wait_for_sync_standby();
     return jsonb_build_object('refused', false, 'workflow_id', workflow.workflow_id, 'status', workflow.status,
                               'duplicate', true);
 end

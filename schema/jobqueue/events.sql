@@ -1,9 +1,9 @@
--- owner: webhookd_jobs
--- Owns: events → jobs. Takes ids from job_event_queue, which a trigger fills; routing has no part in it.
+-- owner: webhookd_jobqueue
+-- Owns: creating jobs from events. Reads job_event_queue, which a trigger fills; independent of routing.
 
--- Events of a type give jobs of a kind, from now on, for this executor and with this priority, whatever was registered before. Or
--- no more (`p_active` false), if they did: that changes nothing else, and executor and priority are not looked at. Answers with the
--- registration that there is then.
+-- Registers that each new event of a type creates a job of a kind, with this executor and priority, and replaces an existing
+-- registration. With `p_active` false it only deactivates a registration and ignores executor and priority. Returns the
+-- registration.
 create or replace function webhookd.fn_job_register_event(
     p_event_type text, p_kind text, p_executor text, p_actor text, p_priority integer default 0, p_active boolean default true)
 returns jsonb
@@ -15,7 +15,7 @@ begin
     perform require(is_event_type(p_event_type),
                     'event_type must be 1 to 100 characters: words of letters, digits and _, joined by dots');
     perform require(not starts_with(p_event_type, 'dot.job.'),
-                    'event_type must not begin with dot.job.: work that reports on work would never end');
+                    'event_type must not begin with dot.job.: it would cause an endless loop of jobs and events');
     perform require_label('kind', p_kind, 100);
     perform require(p_active is not null, 'active must not be null');
     perform require_label('actor', p_actor, 200);
@@ -38,7 +38,7 @@ begin
     into registered
     from job_event_registry r where r.event_type = p_event_type and r.job_kind = p_kind;
     if not found then
-        -- A mistyped name would be switched off, and the one that was meant go on.
+        -- Not silently: the name may be mistyped, and the intended registration would stay active.
         return refused('not_registered');
     end if;
     if is_change then
@@ -49,9 +49,9 @@ end
 $$;
 grant execute on function webhookd.fn_job_register_event(text, text, text, text, integer, boolean) to workflow_admin;
 
--- A batch of queued events, oldest first, with what is registered now. An event gives one job a kind, however often it comes
--- by here: the key is the event's id. The job refers to the event and carries nothing of it. While the substrate is off the
--- events wait.
+-- Creates the jobs of a batch of queued events, oldest first, by the registrations of now. An event creates one job per kind, even
+-- if it is queued twice: the key is the event's id. The job refers to the event and copies nothing of its payload. While the queue
+-- is disabled, the events wait.
 create or replace function webhookd.fn_job_spawn_from_events(p_batch_size integer default 100)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -61,13 +61,13 @@ declare
     made_ids uuid[];
 begin
     perform require(p_batch_size > 0, 'batch_size must be at least 1');
-    if not job_substrate_enabled() then
+    if not job_queue_enabled() then
         return refused('job_substrate_disabled');
     end if;
     taken_ids := array(
         select q.event_id from job_event_queue q order by q.event_id limit p_batch_size for update skip locked);
 
-    -- By their ids, whatever else the planner knows of their type: there may be a year of it.
+    -- By their ids, not by their type: there may be a year of events of that type.
     with taken as materialized (
         select e.id, e.event_type, e.correlation_id from events e where e.id = any(taken_ids)
     ), made as (
@@ -76,7 +76,7 @@ begin
             causation_event_id, enqueued_by, enqueued_at, source_system)
         select r.job_kind, 'general', 'event:' || e.id, 'event:' || e.id, jsonb_build_object('event_type', e.event_type),
                r.executor, r.priority, e.correlation_id, e.id, r.registered_by,
-               -- The first event's job is the first to be claimed.
+               -- The job of the first event is claimed first.
                began_at + row_number() over (order by e.id, r.job_kind) * interval '1 microsecond', 'webhookd'
         from taken e join job_event_registry r on r.event_type = e.event_type and r.active
         on conflict (job_kind, idempotency_key) do nothing
@@ -86,7 +86,7 @@ begin
     delete from job_event_queue q where q.event_id = any(taken_ids);
 
     if made_ids <> '{}' then
-        perform record_alike_moves('fn_job_spawn_from_events', 'webhookd', made_ids,
+        perform record_same_transition('fn_job_spawn_from_events', 'webhookd', made_ids,
                                    array_fill(null::text, array[cardinality(made_ids)]), 'queued', 'enqueued');
     end if;
     return jsonb_build_object('refused', false, 'events', cardinality(taken_ids), 'jobs', cardinality(made_ids),

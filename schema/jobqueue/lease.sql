@@ -1,15 +1,15 @@
--- owner: webhookd_jobs
--- Owns: a lease from claim to report, and cancelling what nobody holds. The token decides, not the clock: an expired lease that
--- was not recovered yet is still its holder's.
+-- owner: webhookd_jobqueue
+-- Owns: a lease from the claim to the report, and cancelling jobs that are not leased. The token decides, not the clock: an expired
+-- lease that is not recovered yet still belongs to its holder.
 
--- The first job of a kind for an executor: by priority, then by age. One lease a call; nobody waits for another's.
+-- Leases the next job of a kind for an executor: by priority, then by age. One job per call; skips jobs that others have locked.
 --
--- Two indexes of what is queued: ix_job_queue_claim_order for what can be claimed, in the order of claiming, and
--- ix_job_queue_scheduled for what was enqueued for a later time. Of those that came due one goes over with each claim, so that a
--- claim takes no longer however many fall due at once, and whoever claims finds work if there is any; the reaper hands over the
--- others, many at a time, and from then on their priority counts. So neither the finished jobs nor those of next week are walked
--- through. What is past its deadline is left to the reaper.
--- Who claims for another, as the API does for whoever has a token, says who that is (`p_actor`); else it is the holder's word.
+-- Queued jobs are in two indexes: ix_job_queue_claim_order has the jobs that can be claimed, in claim order, and
+-- ix_job_queue_scheduled those enqueued for a later time. Each claim moves one scheduled job that became due to the claim order, so
+-- that a claim costs the same however many become due at once, and finds a job if there is one; the reaper moves the others in
+-- batches, and from then on their priority counts. So a claim scans neither finished jobs nor those of next week. Jobs past their
+-- deadline are left to the reaper.
+-- `p_actor` is the name for the ledger if the caller is not the holder, as in the API; default: the holder.
 create or replace function webhookd.fn_job_claim(
     p_kind text, p_executor text, p_lease_name text, p_lease_holder text, p_lease_ttl_seconds double precision,
     p_actor text default null)
@@ -25,7 +25,7 @@ begin
     perform require(p_lease_ttl_seconds > 0 and p_lease_ttl_seconds <= 86400,
                     'lease_ttl_seconds must be above 0 and at most 86400');
     perform require_label('actor', p_actor, 200, optional => true);
-    if not job_substrate_enabled() then
+    if not job_queue_enabled() then
         return refused('job_substrate_disabled');
     end if;
 
@@ -51,7 +51,7 @@ begin
     if not found then
         return refused('nothing_to_claim');
     end if;
-    perform record_job_move('fn_job_claim', coalesce(p_actor, p_lease_holder), job.job_id, 'queued', 'leased', 'leased',
+    perform record_job_transition('fn_job_claim', coalesce(p_actor, p_lease_holder), job.job_id, 'queued', 'leased', 'leased',
                             jsonb_build_object('lease_name', job.lease_name, 'lease_holder', job.lease_holder,
                                                'leased_until', job.leased_until));
     return jsonb_build_object(
@@ -70,7 +70,7 @@ $$;
 grant execute on function webhookd.fn_job_claim(text, text, text, text, double precision, text) to workflow_admin, dot_executor;
 
 
--- Why a token does not speak for a job; null if it does.
+-- The refusal if the token does not hold the job; null if it does.
 create or replace function webhookd.lease_refusal(job webhookd.job_queue, token uuid) returns jsonb
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
@@ -81,7 +81,7 @@ begin
 end
 $$;
 
--- The holder is alive, and how it goes: renews the lease by its length. The first call is the start of the work.
+-- Reports progress and renews the lease by its length. The first call moves the job to in_progress.
 create or replace function webhookd.fn_job_progress(
     p_job_id uuid, p_status_signal_only text, p_lease_token uuid, p_actor text)
 returns jsonb
@@ -94,7 +94,7 @@ declare
 begin
     perform require_label('status_signal_only', p_status_signal_only, 500, optional => true);
     perform require_label('actor', p_actor, 200);
-    job := lock_work(p_job_id);
+    job := lock_job(p_job_id);
     refusal := lease_refusal(job, p_lease_token);
     if refusal is not null then
         return refusal;
@@ -102,7 +102,7 @@ begin
         return refused('stale_lease', jsonb_build_object('status', job.status));
     end if;
     before := job.status;
-    -- Never shorter than it was: a TTL is what the holder was promised.
+    -- Never earlier than before.
     update job_queue q
     set status = 'in_progress', started_at = coalesce(q.started_at, now()),
         leased_until = greatest(q.leased_until, now() + make_interval(secs => q.lease_ttl_seconds)),
@@ -111,10 +111,10 @@ begin
     returning q.* into job;
     detail := jsonb_strip_nulls(jsonb_build_object('signal', p_status_signal_only, 'leased_until', job.leased_until));
     if before = 'leased' then
-        perform record_job_move('fn_job_progress', p_actor, job.job_id, before, 'in_progress', 'started', detail);
+        perform record_job_transition('fn_job_progress', p_actor, job.job_id, before, 'in_progress', 'started', detail);
     else
-        -- A renewal is written down like a move, from in_progress to itself. Its event would flood the log, and what holds up
-        -- events need not hold up a lease.
+        -- A renewal has a ledger row from in_progress to itself, but no event: events would flood the table, and a lock on events
+        -- must not delay a renewal.
         insert into job_command_run (job_id, command, from_status, to_status, actor, attempts, detail)
         values (job.job_id, 'fn_job_progress', before, 'in_progress', p_actor, job.attempts, detail);
     end if;
@@ -125,8 +125,8 @@ $$;
 grant execute on function webhookd.fn_job_progress(uuid, text, uuid, text) to workflow_admin, dot_executor;
 
 
--- What a report made of a job.
-create or replace function webhookd.report_told(command text, job webhookd.job_queue, is_duplicate boolean) returns jsonb
+-- The answer to a report.
+create or replace function webhookd.report_answer(command text, job webhookd.job_queue, is_duplicate boolean) returns jsonb
 language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
     select jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'attempts', job.attempts,
                               'duplicate', is_duplicate)
@@ -135,10 +135,10 @@ language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
         || case when job.status = 'retry_waiting' then jsonb_build_object('process_after', job.process_after) else '{}' end
 $$;
 
--- What a report on a locked job is told that changes nothing: its token does not speak for the job; or its lease has reported.
--- The same report, sent again because its answer was lost, is a duplicate: by the same function, which the ledger knows, and
--- where it matters with the same words (`is_same`). One that says otherwise is refused. Null: this is the lease's first word.
-create or replace function webhookd.unmoved_by_report(command text, job webhookd.job_queue, token uuid, is_same boolean)
+-- The answer to a report that changes nothing: the token is stale, or the lease has already reported. A repeated report is a
+-- duplicate: by the same function, from the ledger, and with the same content where it matters (`is_same`). A contradicting report
+-- is refused. Null: this is the first report of the lease.
+create or replace function webhookd.duplicate_or_stale_report(command text, job webhookd.job_queue, token uuid, is_same boolean)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
@@ -153,14 +153,14 @@ begin
         where r.job_id = job.job_id and r.from_status is distinct from r.to_status and r.to_status in ('succeeded','failed')
         order by r.run_id desc limit 1)
     then
-        perform wait_as_the_first();
-        return report_told(command, job, true);
+        perform wait_for_sync_standby();
+        return report_answer(command, job, true);
     end if;
     return refused('already_reported', jsonb_build_object('status', job.status));
 end
 $$;
 
--- Done.
+-- Reports success.
 create or replace function webhookd.fn_job_succeed(p_job_id uuid, p_lease_token uuid, p_result_ref text, p_actor text)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -172,8 +172,8 @@ declare
 begin
     perform require_label('result_ref', p_result_ref, 2000, optional => true);
     perform require_label('actor', p_actor, 200);
-    job := lock_work(p_job_id);
-    unmoved := unmoved_by_report(command, job, p_lease_token, job.result_ref is not distinct from p_result_ref);
+    job := lock_job(p_job_id);
+    unmoved := duplicate_or_stale_report(command, job, p_lease_token, job.result_ref is not distinct from p_result_ref);
     if unmoved is not null then
         return unmoved;
     end if;
@@ -183,17 +183,17 @@ begin
         started_at = coalesce(q.started_at, now()), finished_at = now()
     where q.job_id = p_job_id
     returning q.* into job;
-    perform record_job_move(command, p_actor, job.job_id, before, 'succeeded', 'succeeded',
+    perform record_job_transition(command, p_actor, job.job_id, before, 'succeeded', 'succeeded',
                             jsonb_strip_nulls(jsonb_build_object('result_ref', p_result_ref)));
-    return report_told(command, job, false);
+    return report_answer(command, job, false);
 end
 $$;
 grant execute on function webhookd.fn_job_succeed(uuid, uuid, text, text) to workflow_admin, dot_executor;
 
 
--- Total in what the executor says of the failure: a report that could not be stored would be work done for ever. What is too
--- long is cut, and a code that is missing is made up.
-create or replace function webhookd.fail_work(
+-- Accepts any error code and message, because a report that cannot be stored would be repeated for ever: long values are cut, and
+-- a missing code becomes UNSPECIFIED.
+create or replace function webhookd.fail_job(
     command text, failed_id uuid, token uuid, error_code text, error_message text, actor text, permanent boolean)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -202,9 +202,9 @@ declare
     unmoved jsonb;
 begin
     perform require_label('actor', actor, 200);
-    job := lock_work(failed_id);
-    -- Whatever its words: what is decided by a failure is whether it was for good.
-    unmoved := unmoved_by_report(command, job, token, true);
+    job := lock_job(failed_id);
+    -- A repeated failure may have another message; only whether it is permanent must be the same.
+    unmoved := duplicate_or_stale_report(command, job, token, true);
     if unmoved is not null then
         return unmoved;
     end if;
@@ -213,13 +213,13 @@ begin
         last_error_code = coalesce(nullif(btrim(left(error_code, 100)), ''), 'UNSPECIFIED'),
         last_error = left(error_message, 2000)
     where q.job_id = failed_id;
-    perform settle_failed_work(command, actor, array[failed_id], array[job.status], permanent);
-    return report_told(command, lock_work(failed_id), false);
+    perform settle_failed_jobs(command, actor, array[failed_id], array[job.status], permanent);
+    return report_answer(command, lock_job(failed_id), false);
 end
 $$;
 
--- From `failed` on, in the same transaction: to a retry by the delivery saga's formula, or to the dead letters.
-create or replace function webhookd.settle_failed_work(
+-- Moves failed jobs on in the same transaction: to a retry, with the formula of delivery retries, or to the dead letters.
+create or replace function webhookd.settle_failed_jobs(
     command text, actor text, failed_ids uuid[], from_statuses text[], permanent boolean)
 returns table (retried integer, dead integer)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -230,7 +230,7 @@ declare
 begin
     with decided as materialized (
         select q.job_id, permanent or q.attempts >= p.max_attempts as is_dead,
-               -- The saga's jitter is by a number, so the job has one too.
+               -- The formula derives the jitter from a number, so the job's id is hashed to one.
                now() + backoff(hashtextextended(q.job_id::text, 0), q.attempts, p.base_delay_seconds, p.max_delay_seconds,
                                p.jitter, null) as due_at
         from job_queue q cross join lateral job_policy(q.job_kind) p
@@ -252,8 +252,8 @@ begin
     into statuses, details, retried, dead
     from unnest(failed_ids) with ordinality as f (job_id, place) join moved m on m.job_id = f.job_id;
 
-    perform record_job_moves(command, actor, failed_ids, from_statuses, failed, failed, details);
-    perform record_job_moves(
+    perform record_job_transitions(command, actor, failed_ids, from_statuses, failed, failed, details);
+    perform record_job_transitions(
         command, actor, failed_ids, failed, statuses,
         array_replace(array_replace(statuses, 'retry_waiting', null), 'dead_letter', 'dead_lettered'), details);
     return next;
@@ -261,37 +261,36 @@ end
 $$;
 
 
--- It failed, and may succeed another time: retried by its kind's policy, until its attempts are used up.
+-- Reports a failure that is retried by the policy of the kind, up to max_attempts.
 create or replace function webhookd.fn_job_fail_transient(
     p_job_id uuid, p_lease_token uuid, p_error_code text, p_error_message text, p_actor text)
 returns jsonb
 language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
-    select fail_work('fn_job_fail_transient', p_job_id, p_lease_token, p_error_code, p_error_message, p_actor, false)
+    select fail_job('fn_job_fail_transient', p_job_id, p_lease_token, p_error_code, p_error_message, p_actor, false)
 $$;
 grant execute on function webhookd.fn_job_fail_transient(uuid, uuid, text, text, text) to workflow_admin, dot_executor;
 
--- It failed, and always will.
+-- Reports a failure that no retry can fix.
 create or replace function webhookd.fn_job_fail_permanent(
     p_job_id uuid, p_lease_token uuid, p_error_code text, p_error_message text, p_actor text)
 returns jsonb
 language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
-    select fail_work('fn_job_fail_permanent', p_job_id, p_lease_token, p_error_code, p_error_message, p_actor, true)
+    select fail_job('fn_job_fail_permanent', p_job_id, p_lease_token, p_error_code, p_error_message, p_actor, true)
 $$;
 grant execute on function webhookd.fn_job_fail_permanent(uuid, uuid, text, text, text) to workflow_admin, dot_executor;
 
 
--- An operator's, or a newer job's, word that work is not wanted any more: what waits, and a dead letter, which is thereby
--- resolved. What somebody holds is left to its holder.
+-- Cancels a waiting job, or resolves a dead letter. A leased job is left to its holder.
 create or replace function webhookd.fn_job_cancel(p_job_id uuid, p_reason text, p_actor text)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     job job_queue;
-    heir job_queue;
+    successor job_queue;
 begin
     perform require_label('reason', p_reason, 500);
     perform require_label('actor', p_actor, 200);
-    job := lock_work(p_job_id);
+    job := lock_job(p_job_id);
     if job.job_id is null then
         return refused('unknown_job');
     elsif job.status in ('leased','in_progress') then
@@ -303,16 +302,16 @@ begin
         update job_queue q
         set status = 'cancelled', cancel_reason = p_reason, scheduled = false, finished_at = now()
         where q.job_id = p_job_id;
-        perform record_job_move('fn_job_cancel', p_actor, job.job_id, job.status, 'cancelled', 'cancelled',
+        perform record_job_transition('fn_job_cancel', p_actor, job.job_id, job.status, 'cancelled', 'cancelled',
                                 jsonb_build_object('reason', p_reason));
         return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', 'cancelled', 'duplicate', false);
     end if;
-    -- To be told that it is cancelled, while its work goes on under another id, would be no answer.
-    select q.* into heir from job_queue q where q.job_kind = job.job_kind and q.idempotency_key = 'requeue:' || job.job_id;
+    -- `cancelled` would be misleading: the job continues under another id.
+    select q.* into successor from job_queue q where q.job_kind = job.job_kind and q.idempotency_key = 'requeue:' || job.job_id;
     if found then
-        return refused('already_requeued', jsonb_build_object('job_id', heir.job_id, 'status', heir.status));
+        return refused('already_requeued', jsonb_build_object('job_id', successor.job_id, 'status', successor.status));
     end if;
-    perform wait_as_the_first();
+    perform wait_for_sync_standby();
     return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', true);
 end
 $$;

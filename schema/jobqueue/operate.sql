@@ -1,6 +1,6 @@
--- owner: webhookd_jobs
--- Owns: the operator's part: the switch, the numbers of the retry policy, and how the queue is. What changes something is in the
--- ledger; what asks for what is so already is not.
+-- owner: webhookd_jobqueue
+-- Owns: the functions for operators: the switch, the policies, and the health of the queue. Changes are in the ledger; a call that
+-- changes nothing is not.
 
 create or replace function webhookd.fn_job_enable(p_enabled boolean, p_actor text) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -17,7 +17,7 @@ end
 $$;
 grant execute on function webhookd.fn_job_enable(boolean, text) to workflow_admin;
 
--- The defaults, or a kind's own numbers, of which a JSON null is the default again. Answers with what holds then.
+-- Changes the default policy, or the policy of a kind, where a JSON null restores the default. Returns the policy in effect.
 create or replace function webhookd.fn_job_configure(p_settings jsonb, p_actor text, p_kind text default null) returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
@@ -29,7 +29,7 @@ declare
     name text;
     place integer;
     number jsonb;
-    given jsonb := '{}';  -- with 3.0 as 3, which an integer column takes
+    given jsonb := '{}';  -- with 3.0 as 3, for integer columns
     policy job_kind_policy;
 begin
     perform require(jsonb_typeof(p_settings) = 'object', 'settings must be a JSON object');
@@ -37,7 +37,7 @@ begin
     perform require_label('kind', p_kind, 100, optional => true);
     for name, number in select * from jsonb_each(p_settings) loop
         place := array_position(known, name);
-        perform require(place is not null, format('there is no setting %s: there are %s', quote_literal(name),
+        perform require(place is not null, format('unknown setting %s; known settings: %s', quote_literal(name),
                                                   array_to_string(known, ', ')));
         perform require(
             case jsonb_typeof(number)
@@ -57,7 +57,7 @@ begin
     else
         insert into job_kind_policy as k
         select (jsonb_populate_record(null::job_kind_policy, given || jsonb_build_object('job_kind', p_kind))).*
-        -- A kind without a row has the defaults: to ask for nothing else asks for what is so already.
+        -- A kind without a row has the defaults: no row is needed to restore them.
         where jsonb_strip_nulls(given) <> '{}' or exists (select from job_kind_policy o where o.job_kind = p_kind)
         on conflict (job_kind) do update
         set (max_attempts, base_delay_seconds, max_delay_seconds, jitter, max_lease_recoveries, retention_seconds) = (
@@ -70,7 +70,7 @@ begin
         perform record_decision('fn_job_configure', p_actor, jsonb_build_object('kind', p_kind, 'settings', given));
     end if;
     policy := job_policy(p_kind);
-    -- Of what holds now, whichever of both was given. Who changes neither is not held up by what others left.
+    -- Compares the values in effect, but only if one of both was given.
     perform require(
         policy.base_delay_seconds <= policy.max_delay_seconds or not given ?| array['base_delay_seconds', 'max_delay_seconds'],
         format('base_delay_seconds must not be above max_delay_seconds: they would be %s and %s',
@@ -81,10 +81,10 @@ $$;
 grant execute on function webhookd.fn_job_configure(jsonb, text, text) to workflow_admin;
 
 
--- DP2 §8, and what else an operator asks first. Each count walks the partial index of what it counts, and stops at the bound;
--- since when the oldest could have been claimed is one step of ix_job_queue_claimable a kind, for as many kinds. One bound for
--- all who ask, which the answer names: with two counts at the bound a call took 13 to 36 ms for 100,000 and 1.5 to 4.3 for 10,000
--- (medians, PostgreSQL 15 and 18, before and after a vacuum), and each instance asks every five seconds.
+-- The counts of DP2 §8 and more. Each count scans the partial index of what it counts, up to the bound; the age of the oldest
+-- claimable job takes one step of ix_job_queue_claimable per kind, up to the bound. Every caller uses the same bound, which the
+-- answer contains: with two counts at the bound a call took 13 to 36 ms for 100,000 and 1.5 to 4.3 ms for 10,000 (medians,
+-- PostgreSQL 15 and 18, before and after a vacuum), and each instance calls it every five seconds.
 create or replace function webhookd.fn_job_queue_health(p_counted_up_to integer default 10000) returns jsonb
 language plpgsql stable security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
@@ -103,7 +103,7 @@ begin
         select q.process_after from job_queue q where q.status = 'queued' and q.job_kind = k.job_kind and q.process_after <= now()
         order by q.process_after limit 1) o;
     return jsonb_build_object(
-        'enabled', job_substrate_enabled(),
+        'enabled', job_queue_enabled(),
         'backlog', (select count(*) from (
             select from job_queue q where q.status = 'queued'
             order by q.job_kind, q.process_after limit p_counted_up_to) c),

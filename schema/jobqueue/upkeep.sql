@@ -1,11 +1,11 @@
--- owner: webhookd_jobs
--- Owns: what time does to work: leases that ended, retries that fell due, deadlines that passed, and history past its retention.
--- Called by whoever has a clock; two at once do not wait for each other's rows.
+-- owner: webhookd_jobqueue
+-- Owns: expired leases, due retries, deadlines, and the retention of finished jobs. Every instance calls these functions
+-- periodically; concurrent calls skip each other's rows.
 
--- Works while the substrate is off, too: what is running must end. An expired lease goes back to the queue without its token, so
--- that its late holder is refused; the expiry after a kind's `max_lease_recoveries` is a failed attempt (LEASE_EXPIRED), for the
--- work may be what kills its executors. A deadline cancels what waits; what is held may still succeed. Scheduled jobs that came
--- due go over to the order of claiming (see fn_job_claim), which is no move: they were queued before.
+-- Also works while the queue is disabled, so that running jobs can end. A job with an expired lease goes back to the queue without
+-- its token, so that its late holder is refused. The expiry after `max_lease_recoveries` is a failed attempt (LEASE_EXPIRED),
+-- because the job may be what kills its executors. A deadline cancels waiting jobs; held jobs may still succeed. Scheduled jobs
+-- that became due move to the claim order (see fn_job_claim); their status does not change.
 create or replace function webhookd.fn_job_lease_reaper(p_batch_size integer default 1000)
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -14,7 +14,7 @@ declare
     actor constant text := 'webhookd';
     lost_ids uuid[];
     lost_statuses text[];
-    lost_details jsonb[];  -- with the last word of each holder: the next one has words of its own
+    lost_details jsonb[];  -- with the last signal of each holder, which the next one replaces
     given_up_ids uuid[];
     given_up_statuses text[];
     given_up_workflow_ids uuid[];
@@ -31,9 +31,9 @@ declare
 begin
     perform require(p_batch_size > 0, 'batch_size must be at least 1');
 
-    -- What ends asks for its workflow's status (derive_workflow_status). One whose row another transaction has is not waited
-    -- for: that may stay open for hours, and may in turn wait for a job that is locked here. Its jobs are left for another time,
-    -- and looked past: else as many of them as a batch has would stand before everybody else's.
+    -- A finished job updates its workflow (derive_workflow_status). Do not wait for a workflow that another transaction has locked:
+    -- that transaction may stay open for hours, and may wait for a job that is locked here. Skip its jobs and search again, or a
+    -- batch full of them would block all other jobs.
     for round_number in 1..5 loop
         with expired as materialized (
             select q.job_id, q.status, q.job_kind, q.lease_recoveries, q.workflow_id, q.leased_until, q.status_signal
@@ -84,9 +84,9 @@ begin
         update job_queue q
         set status = 'queued', lease_name = null, lease_holder = null, lease_token = null, leased_until = null,
             lease_ttl_seconds = null, status_signal = null, lease_recoveries = q.lease_recoveries + 1,
-            process_after = greatest(q.process_after, now())  -- until now it was not waiting
+            process_after = greatest(q.process_after, now())  -- it starts to wait now
         where q.job_id = any(lost_ids);
-        perform record_job_moves(
+        perform record_job_transitions(
             command, actor, lost_ids, lost_statuses, array_fill('queued'::text, array[cardinality(lost_ids)]),
             array_fill('lease_recovered'::text, array[cardinality(lost_ids)]), lost_details);
     end if;
@@ -95,17 +95,17 @@ begin
         update job_queue q
         set status = 'failed', attempts = q.attempts + 1, lease_token = null, leased_until = null, last_error_at = now(),
             last_error_code = 'LEASE_EXPIRED',
-            last_error = format('its lease expired %s times without a report', q.lease_recoveries + 1)
+            last_error = format('the lease expired %s times without a report', q.lease_recoveries + 1)
         where q.job_id = any(given_up_ids);
         select s.retried, s.dead into retried, dead
-        from settle_failed_work(command, actor, given_up_ids, given_up_statuses, false) s;
+        from settle_failed_jobs(command, actor, given_up_ids, given_up_statuses, false) s;
     end if;
 
     if late_ids <> '{}' then
         update job_queue q
         set status = 'cancelled', cancel_reason = 'deadline_passed', scheduled = false, finished_at = now()
         where q.job_id = any(late_ids);
-        perform record_alike_moves(command, actor, late_ids, late_statuses, 'cancelled', 'cancelled',
+        perform record_same_transition(command, actor, late_ids, late_statuses, 'cancelled', 'cancelled',
                                    '{"reason": "deadline_passed"}');
     end if;
 
@@ -114,7 +114,7 @@ begin
         order by q.process_after, q.job_id limit p_batch_size for no key update skip locked);
     if due_ids <> '{}' then
         update job_queue q set status = 'queued' where q.job_id = any(due_ids);
-        perform record_alike_moves(command, actor, due_ids, array_fill('retry_waiting'::text, array[cardinality(due_ids)]),
+        perform record_same_transition(command, actor, due_ids, array_fill('retry_waiting'::text, array[cardinality(due_ids)]),
                                    'queued', 'retry_due');
     end if;
 
@@ -135,15 +135,15 @@ $$;
 grant execute on function webhookd.fn_job_lease_reaper(integer) to workflow_admin;
 
 
--- What succeeded or was cancelled, and is older than its kind's retention: nothing is left but who, what kind, when and how it
--- ended. The row stays, so that its key is never used again. Dead letters stay until an operator resolves them.
--- Kinds are the applications' words, and nobody bounds how many there are: a call looks at a hundred. While there is `more`, call
+-- Cleans succeeded and cancelled jobs past the retention of their kind: removes payload, signal and error message. The row stays,
+-- so that its key is never used again. Dead letters stay until an operator resolves them.
+-- Applications choose the kinds, and their number has no bound, so a call handles a hundred. While the answer has `more`, call
 -- again with its `last_kind`.
 create or replace function webhookd.fn_job_cleanup_sweep(p_batch_size integer default 1000, p_after_kind text default '')
 returns jsonb
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
-    last_kind text := p_after_kind;  -- of those that were swept to their end
+    last_kind text := p_after_kind;  -- the last kind that is completely swept
     kind text;
     kinds_left integer := 100;
     old_ids uuid[] := '{}';
@@ -151,11 +151,11 @@ declare
 begin
     perform require(p_batch_size > 0, 'batch_size must be at least 1');
     perform require(p_after_kind is not null, 'after_kind must not be null');
-    if not job_substrate_enabled() then
+    if not job_queue_enabled() then
         return refused('job_substrate_disabled', '{"cleaned": 0}');
     end if;
 
-    -- One step of ix_job_queue_retention a kind, and of each kind what is old enough.
+    -- One step of ix_job_queue_retention per kind, and for each kind the jobs that are old enough.
     loop
         select q.job_kind into kind from job_queue q
         where q.status in ('succeeded','cancelled') and q.job_kind > last_kind order by q.job_kind limit 1;
@@ -177,7 +177,7 @@ begin
         update job_queue q
         set status = 'cleaned', cleaned_from = q.status, safe_payload = '{}', status_signal = null, last_error = null
         where q.job_id = any(old_ids);
-        perform record_alike_moves('fn_job_cleanup_sweep', 'webhookd', old_ids, old_statuses, 'cleaned', 'cleaned');
+        perform record_same_transition('fn_job_cleanup_sweep', 'webhookd', old_ids, old_statuses, 'cleaned', 'cleaned');
     end if;
     return jsonb_build_object(
         'refused', false, 'cleaned', cardinality(old_ids), 'more', kind is not null, 'last_kind', last_kind);

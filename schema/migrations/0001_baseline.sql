@@ -295,7 +295,7 @@ create type webhookd.saga_transition as (
 create table webhookd.settings (
     key   text primary key,
     value jsonb not null,
-    constraint substrate_setting check (case
+    constraint job_queue_setting check (case
         when key = 'queue.job_substrate.enabled' then jsonb_typeof(value) = 'boolean'
         when starts_with(key, 'queue.job_substrate.') then jsonb_typeof(value) = 'number'
             and (value #>> '{}')::numeric between
@@ -424,6 +424,51 @@ create table webhookd.job_queue (
     constraint ux_job_queue_kind_idempotency_key unique (job_kind, idempotency_key)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
+
+-- The edges of the nine states: a trigger refuses every other change of a job. schema/README.md draws them. Beside its status,
+-- an edge changes only the columns in `may_change`, and these three as their column here says.
+create table webhookd.job_transition (
+    from_status      text collate "C" not null,
+    to_status        text collate "C" not null,
+    attempts         text not null check (attempts in ('keep','add one')),
+    lease_recoveries text not null check (lease_recoveries in ('keep','add one','reset')),
+    lease_token      text not null check (lease_token in ('keep','new','clear','keep or clear')),
+    not_before       text null check (not_before in ('leased_until','process_after')),  -- the old time, which must have passed
+    may_change       text[] not null,
+    primary key (from_status, to_status)
+);
+insert into webhookd.job_transition
+    (from_status,     to_status,       attempts,  lease_recoveries, lease_token,     not_before,      may_change) values
+    ('queued',        'leased',        'keep',    'keep',           'new',           null,
+        '{lease_name,lease_holder,leased_until,lease_ttl_seconds,status_signal}'),
+    ('queued',        'cancelled',     'keep',    'keep',           'keep',          null, '{cancel_reason,finished_at,scheduled}'),
+    ('leased',        'in_progress',   'keep',    'keep',           'keep',          null,
+        '{leased_until,started_at,status_signal}'),
+    ('leased',        'succeeded',     'add one', 'keep',           'keep',          null,
+        '{leased_until,started_at,finished_at,result_ref}'),
+    ('in_progress',   'succeeded',     'add one', 'keep',           'keep',          null, '{leased_until,finished_at,result_ref}'),
+    ('leased',        'failed',        'add one', 'keep',           'keep or clear', null,
+        '{leased_until,last_error,last_error_at,last_error_code}'),
+    ('in_progress',   'failed',        'add one', 'keep',           'keep or clear', null,
+        '{leased_until,last_error,last_error_at,last_error_code}'),
+    ('leased',        'queued',        'keep',    'add one',        'clear',         'leased_until',
+        '{lease_name,lease_holder,leased_until,lease_ttl_seconds,status_signal,process_after}'),
+    ('in_progress',   'queued',        'keep',    'add one',        'clear',         'leased_until',
+        '{lease_name,lease_holder,leased_until,lease_ttl_seconds,status_signal,process_after}'),
+    ('failed',        'retry_waiting', 'keep',    'reset',          'keep',          null, '{process_after}'),
+    ('failed',        'dead_letter',   'keep',    'keep',           'keep',          null, '{finished_at}'),
+    ('retry_waiting', 'queued',        'keep',    'keep',           'keep',          'process_after', '{}'),
+    ('retry_waiting', 'cancelled',     'keep',    'keep',           'keep',          null, '{cancel_reason,finished_at}'),
+    ('dead_letter',   'cancelled',     'keep',    'keep',           'keep',          null, '{cancel_reason,finished_at}'),
+    ('succeeded',     'cleaned',       'keep',    'keep',           'keep',          null,
+        '{cleaned_from,safe_payload,status_signal,last_error}'),
+    ('cancelled',     'cleaned',       'keep',    'keep',           'keep',          null,
+        '{cleaned_from,safe_payload,status_signal,last_error}'),
+    -- The status stays: a time moves, or a lease is renewed.
+    ('queued',        'queued',        'keep',    'keep',           'keep',          null, '{process_after,scheduled}'),
+    ('retry_waiting', 'retry_waiting', 'keep',    'keep',           'keep',          null, '{process_after}'),
+    ('leased',        'leased',        'keep',    'keep',           'keep',          null, '{leased_until,status_signal}'),
+    ('in_progress',   'in_progress',   'keep',    'keep',           'keep',          null, '{leased_until,status_signal}');
 
 -- DP2 §5; the constraint above makes ux_job_queue_kind_idempotency_key.
 create index ix_job_queue_claimable on webhookd.job_queue (job_kind, process_after, priority desc, enqueued_at)

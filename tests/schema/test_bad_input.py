@@ -576,7 +576,7 @@ async def next_job(flow: Flow) -> None:
 async def test_every_function_of_the_daemon_is_covered(flow: Flow) -> None:
     """The list above has each function that webhookd_app can execute, with all its arguments.
 
-    The job queue's functions have their own list, in test_substrate_bad_input.py.
+    test_job_queue_bad_input.py covers those of the job queue.
     """
     rows = await flow.superuser.fetch(
         "select proname, proargnames[1:pronargs] from pg_proc where pronamespace = 'webhookd'::regnamespace"

@@ -14,7 +14,7 @@ import pytest
 from webhookd.core import limits
 from webhookd.core.settings import Settings
 from webhookd.http import fields
-from webhookd.jobqueue.api import fields as job_fields
+from webhookd.jobqueue import fields as job_fields
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.headers import HeaderProblem, check_headers
 from webhookd.outbound.urls import UrlProblem, check_callback_url
@@ -274,7 +274,7 @@ LIMITS = [
         "job kind",
         ["x" * limits.MAX_JOB_KIND_CHARACTERS],
         ["x" * (limits.MAX_JOB_KIND_CHARACTERS + 1), "", "a\nb"],
-        types=[of_type(job_fields.Kind), of_type(job_fields.Domain)],
+        types=[of_type(job_fields.JobKind), of_type(job_fields.Domain)],
         statements=[enqueue(p_kind="$1"), enqueue(p_event_domain="$1")],
     ),
     Limit(
@@ -295,7 +295,7 @@ LIMITS = [
         "reason of a cancellation",
         ["x" * limits.MAX_WORDS_CHARACTERS],
         ["x" * (limits.MAX_WORDS_CHARACTERS + 1), "", "a\nb"],
-        types=[of_type(job_fields.Words)],
+        types=[of_type(job_fields.ShortText)],
         statements=[CANCEL],
     ),
     Limit(

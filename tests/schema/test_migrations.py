@@ -29,7 +29,7 @@ CODE = Pending((), code=True, triggers=False)
 
 OWNING_ROLES = (
     "webhookd_owner, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,"
-    " dead_letter_operator, subscription_admin, webhookd_jobs"
+    " dead_letter_operator, subscription_admin, webhookd_jobqueue"
 )
 
 PRE_RELEASE_MIGRATIONS = (

@@ -33,6 +33,7 @@ TABLES = {
     "policy": "job_kind_policy",
     "registry": "job_event_registry",
     "spawning": "job_event_queue",
+    "edges": "job_transition",
     "settings": "settings",
 }
 VIEWS = ("v_job_queue_backlog", "v_job_queue_in_progress", "v_job_queue_dead_letter_open")
@@ -51,7 +52,7 @@ job_worker            S       S      S        S       -      S      SU     -    
 lease_cleaner         -       -      -        -       -      -      SU     -      -        -      -      -
 dead_letter_operator  S       S      -        -       -      SI     -      SI     -        -      -      -
 subscription_admin    -       SIU    SIU      S       -      -      -      -      -        -      -      -
-webhookd_jobs         SI      -      -        -       -      -      -      -      -        -      -      -
+webhookd_jobqueue     SI      -      -        -       -      -      -      -      -        -      -      -
 workflow_admin        -       -      -        -       -      -      -      -      -        -      -      -
 dot_executor          -       -      -        -       -      -      -      -      -        -      -      -
 webhookd_reader       S       S      -        S       S      S      S      S      S        S      S      -
@@ -59,14 +60,14 @@ webhookd_app          S       S      -        S       S      S      S      S    
 webhookd_owner        SIUDT   SIUDT  SIUDT    SIUDT   SIUDT  SIUDT  SIUDT  SIUDT  SIUDT    SIUDT  SIUDT  SIUDT
 """
 
-# The job substrate's; a role that is not named has none of it.
-SUBSTRATE_MATRIX = """
-                      work   flows  ledger  policy  registry  spawning  settings
-webhookd_jobs         SIU    SIU    SI      SIU     SIU       SUD       SU
-workflow_admin        s      S      S       S       S         S         S
-webhookd_reader       s      S      S       S       S         S         S
-webhookd_app          s      S      S       S       S         S         S
-webhookd_owner        SIUDT  SIUDT  SIUDT   SIUDT   SIUDT     SIUDT     SIUDT
+# The tables of the job queue; a role that is not named has no rights on them.
+JOB_QUEUE_MATRIX = """
+                      work   flows  ledger  policy  registry  spawning  settings  edges
+webhookd_jobqueue     SIU    SIU    SI      SIU     SIU       SUD       SU        -
+workflow_admin        s      S      S       S       S         S         S         S
+webhookd_reader       s      S      S       S       S         S         S         S
+webhookd_app          s      S      S       S       S         S         S         S
+webhookd_owner        SIUDT  SIUDT  SIUDT   SIUDT   SIUDT     SIUDT     SIUDT     SIUDT
 """
 
 # Every function, its owner, and whose rights it runs with: its owner's (definer) or its caller's (invoker).
@@ -98,7 +99,7 @@ lock_subscription         subscription_admin    invoker
 new_secret                subscription_admin    invoker
 require                   webhookd_owner        invoker
 is_row_error              webhookd_owner        invoker
-wait_as_the_first         webhookd_owner        invoker
+wait_for_sync_standby     webhookd_owner        invoker
 backoff                   webhookd_owner        invoker
 is_event_type             webhookd_owner        invoker
 is_callback_url           webhookd_owner        invoker
@@ -109,53 +110,54 @@ log_subscription_change   webhookd_owner        definer
 refuse_past_attempt       webhookd_owner        definer
 refuse_delete_with_jobs   webhookd_owner        definer
 require_dead_letter       webhookd_owner        definer
-require_event_and_subscription webhookd_owner   definer
+require_event_and_subscription webhookd_owner       definer
 require_saga_in_progress  webhookd_owner        definer
 require_matching_snapshot webhookd_owner        definer
 clear_verified            webhookd_owner        invoker
 backlog                   webhookd_owner        invoker
 refuse_change             webhookd_owner        invoker
 refuse_transition         webhookd_owner        invoker
-fn_job_enqueue            webhookd_jobs         definer
-fn_job_claim              webhookd_jobs         definer
-fn_job_progress           webhookd_jobs         definer
-fn_job_succeed            webhookd_jobs         definer
-fn_job_fail_transient     webhookd_jobs         definer
-fn_job_fail_permanent     webhookd_jobs         definer
-fn_job_cancel             webhookd_jobs         definer
-fn_job_cleanup_sweep      webhookd_jobs         definer
-fn_job_lease_reaper       webhookd_jobs         definer
-fn_job_requeue            webhookd_jobs         definer
-fn_job_workflow_open      webhookd_jobs         definer
-fn_job_register_event     webhookd_jobs         definer
-fn_job_spawn_from_events  webhookd_jobs         definer
-fn_job_enable             webhookd_jobs         definer
-fn_job_configure          webhookd_jobs         definer
-fn_job_queue_health       webhookd_jobs         definer
-lock_work                 webhookd_jobs         definer
-lease_refusal             webhookd_jobs         invoker
-report_told               webhookd_jobs         invoker
-unmoved_by_report         webhookd_jobs         definer
-fail_work                 webhookd_jobs         definer
-settle_failed_work        webhookd_jobs         definer
-record_job_moves          webhookd_jobs         definer
-record_job_move           webhookd_jobs         invoker
-record_alike_moves        webhookd_jobs         invoker
-record_decision           webhookd_jobs         definer
-require_known_relatives   webhookd_jobs         definer
-job_substrate_enabled     webhookd_jobs         definer
-job_policy                webhookd_jobs         definer
-refused                   webhookd_jobs         invoker
-is_executor               webhookd_jobs         invoker
-require_executor          webhookd_jobs         invoker
-require_label             webhookd_jobs         invoker
-require_correlation_id    webhookd_jobs         invoker
-ask_workflow              webhookd_owner        definer
+fn_job_enqueue            webhookd_jobqueue     definer
+fn_job_claim              webhookd_jobqueue     definer
+fn_job_progress           webhookd_jobqueue     definer
+fn_job_succeed            webhookd_jobqueue     definer
+fn_job_fail_transient     webhookd_jobqueue     definer
+fn_job_fail_permanent     webhookd_jobqueue     definer
+fn_job_cancel             webhookd_jobqueue     definer
+fn_job_cleanup_sweep      webhookd_jobqueue     definer
+fn_job_lease_reaper       webhookd_jobqueue     definer
+fn_job_requeue            webhookd_jobqueue     definer
+fn_job_workflow_open      webhookd_jobqueue     definer
+fn_job_register_event     webhookd_jobqueue     definer
+fn_job_spawn_from_events  webhookd_jobqueue     definer
+fn_job_enable             webhookd_jobqueue     definer
+fn_job_configure          webhookd_jobqueue     definer
+fn_job_queue_health       webhookd_jobqueue     definer
+lock_job                  webhookd_jobqueue     definer
+lease_refusal             webhookd_jobqueue     invoker
+report_answer             webhookd_jobqueue     invoker
+duplicate_or_stale_report webhookd_jobqueue     definer
+fail_job                  webhookd_jobqueue     definer
+settle_failed_jobs        webhookd_jobqueue     definer
+record_job_transitions    webhookd_jobqueue     definer
+record_job_transition     webhookd_jobqueue     invoker
+record_same_transition    webhookd_jobqueue     invoker
+record_decision           webhookd_jobqueue     definer
+require_references        webhookd_jobqueue     definer
+job_queue_enabled         webhookd_jobqueue     definer
+job_policy                webhookd_jobqueue     definer
+refused                   webhookd_jobqueue     invoker
+is_executor               webhookd_jobqueue     invoker
+require_executor          webhookd_jobqueue     invoker
+require_label             webhookd_jobqueue     invoker
+require_correlation_id    webhookd_jobqueue     invoker
+refresh_workflow          webhookd_owner        definer
 derive_workflow_status    webhookd_owner        definer
 enqueue_job_events        webhookd_owner        definer
-refuse_to_stay_failed     webhookd_owner        definer
+refuse_failed_at_commit   webhookd_owner        definer
 refuse_reserved_event     webhookd_owner        invoker
-refuse_work_transition    webhookd_owner        invoker
+refuse_job_insert         webhookd_owner        invoker
+check_job_transition      webhookd_owner        definer
 """
 
 # DP2 §6: who executes jobs may claim them and say how they went; who administers them, everything.
@@ -208,9 +210,9 @@ CALLABLE: dict[str, set[str]] = {
     },
     "workflow_admin": ADMINISTRATORS,
     "dot_executor": EXECUTORS,
-    "webhookd_jobs": {"require", "backoff", "is_event_type", "wait_as_the_first"},
+    "webhookd_jobqueue": {"require", "backoff", "is_event_type", "wait_for_sync_standby"},
     "webhookd_reader": {"backlog", "fn_job_queue_health"},
-    "webhookd_ingest": {"require", "wait_as_the_first"},
+    "webhookd_ingest": {"require", "wait_for_sync_standby"},
     "router_worker": {"require"},
     "saga_orchestrator": {"require", "backoff", "bury", "is_row_error"},
     "job_worker": {"require", "live_secrets", "is_row_error"},
@@ -290,9 +292,9 @@ def parse_functions(text: str) -> dict[str, tuple[str, str]]:
     return {name: (owner, rights) for name, owner, rights in map(str.split, text.strip().splitlines())}
 
 
-SUBSTRATE = parse_matrix(SUBSTRATE_MATRIX)
+JOB_QUEUE = parse_matrix(JOB_QUEUE_MATRIX)
 EXPECTED = {
-    role: rights | SUBSTRATE.get(role, dict.fromkeys(SUBSTRATE[OWNER], ""))
+    role: rights | JOB_QUEUE.get(role, dict.fromkeys(JOB_QUEUE[OWNER], ""))
     for role, rights in parse_matrix(MATRIX).items()
 }
 OWNED = parse_functions(FUNCTIONS)
@@ -471,7 +473,7 @@ async def test_only_who_writes_events_may_use_a_sequence(flow: "Flow") -> None:
     )
     assert sorted(tuple(row) for row in held) == [
         ("events_id_seq", "webhookd_ingest", "USAGE"),
-        ("events_id_seq", "webhookd_jobs", "USAGE"),
+        ("events_id_seq", "webhookd_jobqueue", "USAGE"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The jobs service's loop: what it costs while the substrate is off, and whose numbers hold."""
+"""The `jobs` service: its cost while the queue is disabled, and the settings of [jobs]."""
 
 import pytest
 
@@ -14,12 +14,12 @@ IS = "select value = to_jsonb($2::numeric) from webhookd.settings where key = 'q
 
 
 def keeper_of(parts: Parts) -> JobKeeper:
-    """The service of this process."""
+    """The service under test."""
     return JobKeeper(parts.context)
 
 
-async def test_it_costs_a_look_now_and_then_while_off(flow: Flow, counted: CountingPool) -> None:
-    """Off, events ring for nothing: within a poll interval there is one statement, however many come."""
+async def test_disabled_queue_costs_one_statement_per_interval(flow: Flow, counted: CountingPool) -> None:
+    """While disabled, one statement runs per poll interval, however many events arrive."""
     parts = Parts(counted, settings=Settings(services=LONG))
     async with running(keeper_of(parts).run):
         for _ in range(50):
@@ -28,8 +28,8 @@ async def test_it_costs_a_look_now_and_then_while_off(flow: Flow, counted: Count
     assert counted.uses == 1
 
 
-async def test_numbers_of_the_file_are_written_once(flow: Flow, parts: Parts) -> None:
-    """At the start and when a reload changes them; what somebody sets in the database meanwhile stays."""
+async def test_jobs_settings_are_written_once(flow: Flow, parts: Parts) -> None:
+    """Written at the start and after a changed reload; changes in the database in between stay."""
     await flow.daemon.execute("select webhookd.fn_job_enable(true, 'test')")
     parts.settings = Settings(
         services=ServicesSettings(poll_interval_seconds=0.05), jobs=JobsSettings(max_attempts=7)
@@ -41,7 +41,7 @@ async def test_numbers_of_the_file_are_written_once(flow: Flow, parts: Parts) ->
             "select webhookd.fn_job_enqueue('k', 'key', 'Agent', p_deadline_at => now() + interval '0.1 s',"
             " p_actor => 'test') ->> 'job_id'"
         )
-        # Cancelled for its deadline: the loop has gone round since.
+        # The deadline cancelled it: the loop has completed a pass since.
         await until(
             flow.daemon,
             "select status = 'cancelled' from webhookd.job_queue where job_id = $1::text::uuid",
@@ -58,10 +58,10 @@ async def test_numbers_of_the_file_are_written_once(flow: Flow, parts: Parts) ->
     )
 
 
-async def test_numbers_that_do_not_fit_stop_nothing(
+async def test_conflicting_settings_do_not_stop_the_service(
     flow: Flow, parts: Parts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A base delay above the longest that the database has is told once, and the jobs are looked after."""
+    """A base delay above the database's maximum is logged once, and the service keeps working."""
     await flow.daemon.execute("select webhookd.fn_job_enable(true, 'test')")
     parts.settings = Settings(
         services=ServicesSettings(poll_interval_seconds=0.05), jobs=JobsSettings(base_delay_seconds=7200)
@@ -76,7 +76,7 @@ async def test_numbers_that_do_not_fit_stop_nothing(
             "select status = 'cancelled' from webhookd.job_queue where job_id = $1::text::uuid",
             late,
         )
-    told = [record.getMessage() for record in caplog.records if "[jobs]" in record.getMessage()]
-    assert len(told) == 1
-    assert "base_delay_seconds must not be above max_delay_seconds" in told[0]
+    logged = [record.getMessage() for record in caplog.records if "[jobs]" in record.getMessage()]
+    assert len(logged) == 1
+    assert "base_delay_seconds must not be above max_delay_seconds" in logged[0]
     assert await flow.daemon.fetchval(IS, "base_delay_seconds", 30)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.stage.conftest import Parts
 from tests.support.database import Database
-from tests.support.substrate import ACTOR, KIND, Status, Substrate
+from tests.support.job_queue import ACTOR, KIND, JobQueue, Status
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.core.metrics import JOB_QUEUE
 from webhookd.daemon import monitor as loop
@@ -25,23 +25,23 @@ COUNTS = {
 }
 
 
-async def fill(substrate: Substrate) -> None:
+async def fill(queue: JobQueue) -> None:
     """Create jobs and events as in COUNTS; the oldest is 1000 seconds old."""
-    await substrate.call(
+    await queue.call(
         "fn_job_register_event", p_event_type="a.b", p_kind=KIND, p_executor="DOT", p_actor=ACTOR
     )
     for _ in range(COUNTS["events_waiting"]):
-        await substrate.daemon.execute("select webhookd.publish('a.b', '{}')")
+        await queue.daemon.execute("select webhookd.publish('a.b', '{}')")
     for status in (Status.DEAD_LETTER, Status.RETRY_WAITING):
         for _ in range(COUNTS["dead_letter_open" if status is Status.DEAD_LETTER else "retry_waiting"]):
-            await substrate.job_in(status)
-    held = [await substrate.job_in(Status.LEASED) for _ in range(COUNTS["in_progress"])]
+            await queue.job_in(status)
+    held = [await queue.job_in(Status.LEASED) for _ in range(COUNTS["in_progress"])]
     for expired in held[COUNTS["lease_active"] :]:
-        await substrate.expire(expired)
+        await queue.expire(expired)
     for _ in range(COUNTS["scheduled"]):
-        await substrate.enqueue(p_process_after=datetime.now(UTC) + timedelta(hours=1))
-    queued = [await substrate.enqueue() for _ in range(COUNTS["backlog"] - COUNTS["scheduled"])]
-    await substrate.superuser.execute(
+        await queue.enqueue(p_process_after=datetime.now(UTC) + timedelta(hours=1))
+    queued = [await queue.enqueue() for _ in range(COUNTS["backlog"] - COUNTS["scheduled"])]
+    await queue.superuser.execute(
         "update webhookd.job_queue set process_after = now() - interval '1000 s' where job_id = $1", queued[0]
     )
 
@@ -51,9 +51,9 @@ async def test_status_and_gauges_show_what_the_health_function_counts(
 ) -> None:
     """Each number appears under its own name in fn_job_queue_health, /status and the metrics."""
     monkeypatch.setattr(loop, "TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
-    substrate = await Substrate.open(database)
-    await fill(substrate)
-    counted = await substrate.call("fn_job_queue_health")
+    queue = await JobQueue.open(database)
+    await fill(queue)
+    counted = await queue.call("fn_job_queue_health")
     monitor = Monitor(parts.context)
     await monitor.run_once()
     status = StatusReporter(parts.context, monitor, lambda: 0)
@@ -74,8 +74,8 @@ async def test_status_and_gauges_show_what_the_health_function_counts(
 
 async def test_help_text_of_a_gauge_names_the_bound(database: Database, parts: Parts) -> None:
     """The bound of fn_job_queue_health is the same as that of the backlog gauges."""
-    substrate = await Substrate.open(database)
-    bound = (await substrate.call("fn_job_queue_health"))["counted_up_to"]
+    queue = await JobQueue.open(database)
+    bound = (await queue.call("fn_job_queue_health"))["counted_up_to"]
     assert bound == COUNTED_UP_TO
     helps = {metric.name: metric.documentation for metric in parts.metrics.registry.collect()}
     counts = [f"webhookd_job_queue_{name}" for name in COUNTS]

@@ -52,7 +52,7 @@ SCHEMA_ROLES = (
     "subscription_admin",
     "webhookd_app",
     "webhookd_ingest",
-    "webhookd_jobs",
+    "webhookd_jobqueue",
     "webhookd_owner",
     "webhookd_reader",
     "workflow_admin",

@@ -4,39 +4,17 @@ import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import click
 
 from webhookd.cli.text import escaped, parsed_time
-from webhookd.core.limits import MAX_ID, MAX_ID_DIGITS, MAX_PRIORITY, MIN_PRIORITY
-from webhookd.core.states import Executor
+from webhookd.core.limits import MAX_ID, MAX_ID_DIGITS
 
 # The exit code after Ctrl-C, as shells expect it.
 INTERRUPTED = 130
 DEFAULT_LIMIT = 50
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document per line.")
-
-
-priority_option = click.option(
-    "--priority",
-    type=click.IntRange(MIN_PRIORITY, MAX_PRIORITY),
-    default=0,
-    show_default=True,
-    help="Jobs with a higher priority run first.",
-)
-
-
-def executor_option(meaning: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the option --executor with this help text."""
-    return click.option(
-        "--executor",
-        type=click.Choice([executor.value for executor in Executor]),
-        default=Executor.EXTERNAL_WORKER.value,
-        show_default=True,
-        help=meaning,
-    )
 
 
 def some_text(text: str) -> str:
@@ -58,23 +36,6 @@ def event_id(text: str) -> int:
     return row_id(text.removeprefix("evt_"))
 
 
-def job_id(text: str) -> str:
-    """Parse a job's id."""
-    return _uuid(text, "a job id")
-
-
-def workflow_id(text: str) -> str:
-    """Parse a workflow's id."""
-    return _uuid(text, "a workflow id")
-
-
-def _uuid(text: str, what: str) -> str:
-    try:
-        return str(UUID(text))
-    except ValueError as error:
-        raise click.BadParameter(f"{escaped(text)} is not {what}") from error
-
-
 def time_or_age(text: str) -> str:
     """Parse a time, or an age such as 2h, and return it as RFC 3339."""
     try:
@@ -83,26 +44,6 @@ def time_or_age(text: str) -> str:
         raise click.BadParameter(
             f"{escaped(text)} is neither a time like 2026-01-31T08:00:00Z nor an age like 2h"
         ) from error
-
-
-def time_or_delay(text: str) -> str:
-    """Parse a time, or a delay such as 2h, and return it as RFC 3339."""
-    now = datetime.now(UTC)
-    try:
-        time = parsed_time(text, now)
-        return _rfc3339(time if ":" in text else now + (now - time))
-    except (ValueError, OverflowError) as error:
-        raise click.BadParameter(
-            f"{escaped(text)} is neither a time like 2026-01-31T08:00:00Z nor a delay like 2h"
-        ) from error
-
-
-def time_to_come(text: str) -> str:
-    """Parse like time_or_delay, and reject a time that has passed."""
-    time = time_or_delay(text)
-    if datetime.fromisoformat(time) <= datetime.now(UTC):
-        raise click.BadParameter(f"{escaped(text)} has passed")
-    return time
 
 
 def _rfc3339(time: datetime) -> str:

@@ -79,8 +79,8 @@ class Metrics:
         self.in_flight_limit = self._gauge(
             "deliveries_in_flight_limit", "Maximum concurrent delivery requests"
         )
-        self.job_claims_waiting = self._gauge(
-            "job_claims_waiting", "Claim requests of executors waiting for a job"
+        self.job_queue_claims_waiting = self._gauge(
+            "job_queue_claims_waiting", "Claim requests of executors waiting for a job"
         )
         self.service_up = self._gauge("service_up", "1 if the service is running", "service")
         self.database_up = self._gauge("database_up", "1 if the database answers")

@@ -1,4 +1,4 @@
-"""The states of deliveries and of the substrate's jobs, spelled as in the database, which alone decides.
+"""The states of deliveries and attempts, spelled as in the database, which enforces them.
 
 The edges are drawn in schema/README.md and enforced by schema/triggers.sql; `tests/support/model.py`
 states them once more in Python, to check the SQL against.
@@ -33,39 +33,3 @@ class ReportVerdict(StrEnum):
     DUPLICATE = "duplicate"  # the same report again, because its acknowledgement was lost
     STALE = "stale"  # the lease was reset, or another worker has it
     UNKNOWN = "unknown"  # no such attempt
-
-
-class WorkStatus(StrEnum):
-    """One job of the substrate (DP2): work that an executor outside of webhookd does."""
-
-    QUEUED = "queued"  # may be claimed, once its time has come
-    LEASED = "leased"  # an executor holds it by its lease token
-    IN_PROGRESS = "in_progress"  # and has said that it began
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"  # for the length of a transaction: goes on to one of the next two
-    RETRY_WAITING = "retry_waiting"  # waits for process_after
-    DEAD_LETTER = "dead_letter"  # given up, until an operator cancels or requeues it
-    CANCELLED = "cancelled"
-    CLEANED = "cleaned"  # past its retention: nothing but its history is left
-
-
-class Executor(StrEnum):
-    """Who may execute jobs. MOT is none: it generates them."""
-
-    DOT = "DOT"
-    AGENT = "Agent"
-    HERMES = "Hermes"
-    CODEX = "Codex"
-    PG_WORKER = "PG_worker"
-    EXTERNAL_WORKER = "external_worker"
-    KESTRA_ADAPTER = "future_Kestra_adapter"
-
-
-class WorkflowStatus(StrEnum):
-    """Jobs that belong together: follows from theirs."""
-
-    ACTIVE = "active"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    PARTIALLY_FAILED = "partially_failed"
-    CANCELLED = "cancelled"

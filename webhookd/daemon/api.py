@@ -17,11 +17,9 @@ from webhookd.http.docs import Documents
 from webhookd.http.health import Health
 from webhookd.http.query_runner import QueryRunner
 from webhookd.http.site import Site
-from webhookd.jobqueue.api.claims import Claims
-from webhookd.jobqueue.api.jobs import Jobs
-from webhookd.jobqueue.api.leases import JobLeases
-from webhookd.jobqueue.api.switch import JobSubstrate
-from webhookd.jobqueue.api.workflows import JobWorkflows
+from webhookd.jobqueue.api.jobs import Jobs, JobWorkflows
+from webhookd.jobqueue.api.leases import JobLeases, WaitingClaims
+from webhookd.jobqueue.api.operate import JobQueueSwitch
 from webhookd.outbound.client import GuardedClient
 
 
@@ -33,7 +31,7 @@ class Api(Site):
     ) -> None:
         self._ingest = GroupCommit(context)
         database = QueryRunner(context.pool)
-        self._claims = Claims(context, database)
+        self._claims = WaitingClaims(context, database)
         resources = (
             Events(context, database, self._ingest),
             Subscriptions(context, database, Verification(context, database, client)),
@@ -42,7 +40,7 @@ class Api(Site):
             Jobs(context, database),
             JobLeases(context, database, self._claims),
             JobWorkflows(context, database),
-            JobSubstrate(context, database),
+            JobQueueSwitch(context, database),
             health,
             StatusPage(health.status),
         )

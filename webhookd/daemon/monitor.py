@@ -8,8 +8,8 @@ from webhookd.context import Context
 from webhookd.deliveries import backlog, reads
 from webhookd.deliveries.backlog import Waiting
 from webhookd.http.health import FailingEndpointStatus
-from webhookd.jobqueue import queries as job_substrate
-from webhookd.jobqueue.types import Health
+from webhookd.jobqueue import queries as job_queries
+from webhookd.jobqueue.results import JobQueueHealth
 
 INTERVAL_SECONDS = 5.0
 # Counts stop here, so that they cost the same for every larger backlog. It is enough to see a stage fall
@@ -29,7 +29,7 @@ class Snapshot(NamedTuple):
     stages: list[Waiting]
     failing: list[FailingEndpointStatus]
     dead_letters_of_a_day: int
-    job_queue: Health
+    job_queue: JobQueueHealth
 
 
 class Monitor:
@@ -60,7 +60,7 @@ class Monitor:
                     stages = await backlog.waiting(connection, COUNTED_UP_TO)
                     failing = await backlog.failing_endpoints(connection, FAILING_SHOWN)
                     dead_letters = await backlog.dead_letters_of_a_day(connection, COUNTED_UP_TO)
-                    job_queue = await job_substrate.health(connection)
+                    job_queue = await job_queries.health(connection)
                     seen_at = await reads.database_time(connection)
             except TimeoutError:
                 # Not passed on: slow counts do not mean that the server is unavailable.

@@ -11,7 +11,6 @@ import orjson
 from aiohttp import web
 from msgspec import Meta
 
-from webhookd.core.states import WorkStatus
 from webhookd.db.paging import Row
 from webhookd.http.fields import Id, Uuid
 
@@ -40,7 +39,7 @@ class ProblemDocument(TypedDict):
     job_id: NotRequired[
         Annotated[Uuid, Meta(description="with idempotency_conflict or already_requeued: the existing job")]
     ]
-    job_status: NotRequired[Annotated[WorkStatus, Meta(description="the job's current status")]]
+    job_status: NotRequired[Annotated[str, Meta(examples=["queued"], description="the job's current status")]]
     error_code: NotRequired[
         Annotated[str, Meta(description="with verification_failed: an error code as in attempts")]
     ]

@@ -1,1 +1,1 @@
-"""The job queue (DP2): jobs for executors outside webhookd. Independent of deliveries."""
+"""The job queue (DP2): jobs for executors outside webhookd. Does not depend on deliveries."""

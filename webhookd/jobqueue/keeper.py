@@ -1,6 +1,6 @@
-"""The jobs service: makes jobs of events, takes back their lost leases, promotes retries, sweeps what is old.
+"""The `jobs` service: creates jobs from events, reaps leases, promotes retries and cleans old jobs.
 
-Wakes on EVENTS, and rings it: every move of a job is an event. Writes [jobs] into the database.
+Waits for Work.EVENTS and wakes it: every transition of a job is an event. Writes [jobs] into the database.
 """
 
 import asyncio
@@ -11,24 +11,24 @@ import msgspec
 
 from webhookd.context import Context
 from webhookd.core.errors import Refused
-from webhookd.jobqueue import queries as job_substrate
-from webhookd.jobqueue.types import JobRefusal, Reaped
+from webhookd.jobqueue import queries
+from webhookd.jobqueue.results import JobRefusal, ReapedJobs
 from webhookd.wakeups import Work
 
 log = logging.getLogger(__name__)
 
 BATCH_SIZE = 500
-# Every event rings, and most give no job: under a stream of them one look finds what many would.
+# Every event wakes this service and most create no job: one pass per pause finds the same as many would.
 PAUSE_SECONDS = 0.05
 SWEEP_INTERVAL_SECONDS = 60.0
-# While the substrate is off there is one statement in so long, and under a stream of events one in a poll
-# interval: it ends what was running when it was switched off, and sees that it is on again.
+# Disabled, the service runs one statement per interval; under a stream of events one per poll interval. It
+# finishes what was running when the queue was disabled, and notices when the queue is enabled again.
 DISABLED_INTERVAL_SECONDS = 5.0
 ACTOR = "webhookd"
 
 
 class JobKeeper:
-    """Keeps the substrate until it is cancelled."""
+    """Maintains the job queue until it is cancelled."""
 
     def __init__(self, context: Context) -> None:
         self._pool = context.pool
@@ -36,13 +36,13 @@ class JobKeeper:
         self._metrics = context.metrics
         self._settings = context.settings
         self._written: dict[str, float] = {}
-        self._enabled = False  # as far as this has seen
+        self._enabled = False  # as last seen in the database
         self._reap_at = 0.0
         self._sweep_at = 0.0
         self._swept_up_to_kind = ""
 
     async def run(self) -> None:
-        """Look, again at once while there is more, else when woken or when the time has come."""
+        """Run again at once while there is more work, otherwise after a wake-up or the poll interval."""
         with closing(self._wakeups.inbox(Work.EVENTS)) as inbox:
             while True:
                 await self._configure()
@@ -53,17 +53,17 @@ class JobKeeper:
                     await inbox.rest(self._poll_interval_seconds, DISABLED_INTERVAL_SECONDS)
 
     async def run_once(self) -> bool:
-        """One batch of each kind of work that is due; whether there is more."""
+        """Process one batch of each kind of work that is due; True if there is more."""
         now = asyncio.get_running_loop().time()
         more = False
-        # First: whatever is wrong with what events give, leases and deadlines are looked after.
+        # Reap first: a failure while creating jobs must not stop the handling of leases and deadlines.
         if now >= self._reap_at:
             reaped = await self._reap()
             self._reap_at = now if reaped.more else now + self._poll_interval_seconds
             more |= reaped.more
         more |= await self._spawn()
         if now >= self._sweep_at:
-            # Before it is tried: a sweep that fails is not what everything else here is begun anew for.
+            # Set before the attempt: a sweep that fails must not restart the service in a loop.
             self._sweep_at = now + SWEEP_INTERVAL_SECONDS
             if await self._sweep():
                 self._sweep_at = now
@@ -75,26 +75,24 @@ class JobKeeper:
         return self._settings().services.poll_interval_seconds
 
     async def _configure(self) -> None:
-        """At the start and when a reload changed them; what was set in the database meanwhile stays."""
+        """Write [jobs] at the start and after a reload changed it; later changes in the database stay."""
         given = self._settings().jobs.given
         if given == self._written:
             return
         if given:
             try:
                 async with self._pool.connection() as connection:
-                    await job_substrate.configure(connection, given, ACTOR)
-            except Refused as error:  # each is right by itself, and does not fit what the database has
-                log.warning(
-                    "the numbers of [jobs] were not written into the database: %s", error, extra=given
-                )
+                    await queries.configure(connection, given, ACTOR)
+            except Refused as error:  # each value is valid, but not together with the database's other values
+                log.warning("[jobs] was not written to the database: %s", error, extra=given)
             else:
-                log.info("the numbers of [jobs] were written into the database", extra=given)
+                log.info("[jobs] was written to the database", extra=given)
         self._written = given
 
     async def _run_once_disabled(self) -> bool:
-        """Look after what was running when the substrate was switched off; whether to go on at once."""
+        """Finish what was running when the queue was disabled; True if the loop should continue at once."""
         async with self._pool.connection() as connection:
-            reaped = await job_substrate.reap_if_disabled(connection, BATCH_SIZE)
+            reaped = await queries.reap_if_disabled(connection, BATCH_SIZE)
         if reaped is None:
             self._enabled = True
             return True
@@ -103,7 +101,7 @@ class JobKeeper:
 
     async def _spawn(self) -> bool:
         async with self._pool.connection() as connection:
-            spawned = await job_substrate.spawn_from_events(connection, BATCH_SIZE)
+            spawned = await queries.spawn_from_events(connection, BATCH_SIZE)
         if isinstance(spawned, JobRefusal):
             self._enabled = False
             return False
@@ -112,27 +110,27 @@ class JobKeeper:
             self._wakeups.wake(Work.EVENTS)
         return spawned.more
 
-    async def _reap(self) -> Reaped:
+    async def _reap(self) -> ReapedJobs:
         async with self._pool.connection() as connection:
-            reaped = await job_substrate.reap(connection, BATCH_SIZE)
+            reaped = await queries.reap(connection, BATCH_SIZE)
         self._count(reaped)
         return reaped
 
-    def _count(self, reaped: Reaped) -> None:
+    def _count(self, reaped: ReapedJobs) -> None:
         counts = {name: n for name, n in msgspec.structs.asdict(reaped).items() if name != "more" and n}
-        for become, count in counts.items():
-            self._metrics.job_queue_reaped.labels(become).inc(count)
+        for outcome, count in counts.items():
+            self._metrics.job_queue_reaped.labels(outcome).inc(count)
         if counts:
-            log.info("jobs were moved by their time", extra=counts)
+            log.info("reaped jobs", extra=counts)
             self._wakeups.wake(Work.EVENTS)
 
     async def _sweep(self) -> bool:
         async with self._pool.connection() as connection:
-            swept = await job_substrate.sweep(connection, BATCH_SIZE, self._swept_up_to_kind)
-        if isinstance(swept, JobRefusal):
+            cleaned = await queries.sweep(connection, BATCH_SIZE, self._swept_up_to_kind)
+        if isinstance(cleaned, JobRefusal):
             return False
-        self._swept_up_to_kind = swept.last_kind if swept.more else ""
-        self._metrics.job_queue_cleaned.inc(swept.cleaned)
-        if swept.cleaned:
+        self._swept_up_to_kind = cleaned.last_kind if cleaned.more else ""
+        self._metrics.job_queue_cleaned.inc(cleaned.cleaned)
+        if cleaned.cleaned:
             self._wakeups.wake(Work.EVENTS)
-        return swept.more
+        return cleaned.more

@@ -1,4 +1,4 @@
-"""The job substrate: calls schema/jobqueue/*.sql. A refusal is a value, JobRefusal."""
+"""Calls the gated functions of the job queue, schema/jobqueue/*.sql. A refused call returns a JobRefusal."""
 
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -8,166 +8,183 @@ import asyncpg
 import msgspec
 
 from webhookd.core.errors import Refusal, Refused
-from webhookd.core.states import Executor, WorkStatus
 from webhookd.db.connection import Connection
-from webhookd.jobqueue.types import (
-    Cancelled,
-    Claim,
-    Enqueued,
-    Health,
-    JobRefusal,
+from webhookd.jobqueue.requests import (
+    ClaimJob,
     NewJob,
     NewRegistration,
-    Opened,
-    Policy,
-    Reaped,
-    Registered,
-    Renewed,
-    Reported,
-    Requeued,
-    Spawned,
-    Swept,
+    NewWorkflow,
+    ReportFailure,
+    ReportProgress,
+    ReportSuccess,
 )
+from webhookd.jobqueue.results import (
+    CancelledJob,
+    ClaimedJob,
+    CleanedJobs,
+    EnqueuedJob,
+    JobPolicy,
+    JobQueueHealth,
+    JobRefusal,
+    JobRegistration,
+    OpenedWorkflow,
+    ReapedJobs,
+    RenewedLease,
+    ReportedJob,
+    RequeuedJob,
+    SpawnedJobs,
+)
+from webhookd.jobqueue.states import JobStatus
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 
 NOTHING_TO_CLAIM = "nothing_to_claim"
 
 
-class _Refused(msgspec.Struct):
+class _Verdict(msgspec.Struct):
+    """The members that every gated function returns when it refuses."""
+
     refused: bool = False
     reason: str = ""
     job_id: UUID | None = None
     status: str | None = None
 
 
-async def enqueue(connection: Connection, job: NewJob) -> Enqueued | JobRefusal:
-    """Make a job, once for each kind and key."""
-    return await _called(connection, "fn_job_enqueue", Enqueued, *msgspec.structs.astuple(job))
+async def enqueue(connection: Connection, job: NewJob, key: str, actor: str) -> EnqueuedJob | JobRefusal:
+    """Create a job, once per kind and key."""
+    fields = msgspec.structs.asdict(job) | {
+        "idempotency_key": key,
+        "safe_payload": bytes(job.safe_payload).decode(),
+    }
+    return await _call(connection, "fn_job_enqueue", EnqueuedJob, **fields, actor=actor)
 
 
-async def claim(
-    connection: Connection,
-    kind: str,
-    executor: Executor,
-    name: str,
-    holder: str,
-    lease_seconds: float,
-    actor: str,
-) -> Claim | JobRefusal:
-    """Lease the first job of a kind for an executor."""
-    return await _called(
-        connection, "fn_job_claim", Claim, kind, executor, name, holder, lease_seconds, actor
+async def claim(connection: Connection, wanted: ClaimJob, actor: str) -> ClaimedJob | JobRefusal:
+    """Lease the next job of a kind for an executor. Does not wait."""
+    return await _call(
+        connection,
+        "fn_job_claim",
+        ClaimedJob,
+        kind=wanted.kind,
+        executor=wanted.executor,
+        lease_name=wanted.lease_name or wanted.kind,
+        lease_holder=wanted.lease_holder,
+        lease_ttl_seconds=wanted.lease_seconds,
+        actor=actor,
     )
 
 
 async def progress(
-    connection: Connection, job_id: UUID, signal: str | None, lease_token: UUID, actor: str
-) -> Renewed | JobRefusal:
-    """The holder is at it: its lease begins anew."""
-    return await _called(connection, "fn_job_progress", Renewed, job_id, signal, lease_token, actor)
-
-
-async def succeed(
-    connection: Connection, job_id: UUID, lease_token: UUID, result_ref: str | None, actor: str
-) -> Reported | JobRefusal:
-    """Done."""
-    return await _called(connection, "fn_job_succeed", Reported, job_id, lease_token, result_ref, actor)
-
-
-async def fail(
-    connection: Connection,
-    job_id: UUID,
-    lease_token: UUID,
-    error_code: str | None,
-    error_message: str | None,
-    actor: str,
-    *,
-    permanent: bool,
-) -> Reported | JobRefusal:
-    """Failed: for now, or for good."""
-    function = "fn_job_fail_permanent" if permanent else "fn_job_fail_transient"
-    return await _called(
-        connection, function, Reported, job_id, lease_token, error_code, error_message, actor
+    connection: Connection, job_id: UUID, report: ReportProgress, actor: str
+) -> RenewedLease | JobRefusal:
+    """Renew a lease; the first call moves the job to in_progress."""
+    return await _call(
+        connection,
+        "fn_job_progress",
+        RenewedLease,
+        job_id=job_id,
+        status_signal_only=report.status_signal,
+        lease_token=report.lease_token,
+        actor=actor,
     )
 
 
-async def cancel(connection: Connection, job_id: UUID, reason: str, actor: str) -> Cancelled | JobRefusal:
-    """Nobody shall do it."""
-    return await _called(connection, "fn_job_cancel", Cancelled, job_id, reason, actor)
+async def succeed(
+    connection: Connection, job_id: UUID, report: ReportSuccess, actor: str
+) -> ReportedJob | JobRefusal:
+    """Report success."""
+    return await _call(
+        connection,
+        "fn_job_succeed",
+        ReportedJob,
+        job_id=job_id,
+        lease_token=report.lease_token,
+        result_ref=report.result_ref,
+        actor=actor,
+    )
+
+
+async def fail(
+    connection: Connection, job_id: UUID, report: ReportFailure, actor: str
+) -> ReportedJob | JobRefusal:
+    """Report a failure, transient or permanent."""
+    return await _call(
+        connection,
+        "fn_job_fail_permanent" if report.permanent else "fn_job_fail_transient",
+        ReportedJob,
+        job_id=job_id,
+        lease_token=report.lease_token,
+        error_code=report.error_code,
+        error_message=report.error_message,
+        actor=actor,
+    )
+
+
+async def cancel(connection: Connection, job_id: UUID, reason: str, actor: str) -> CancelledJob | JobRefusal:
+    """Cancel a waiting job or a dead letter."""
+    return await _call(connection, "fn_job_cancel", CancelledJob, job_id=job_id, reason=reason, actor=actor)
 
 
 async def requeue(
     connection: Connection, job_id: UUID, actor: str, deadline_at: datetime | None = None
-) -> Requeued | JobRefusal:
-    """A dead letter's second chance, as a new job, once."""
-    return await _called(connection, "fn_job_requeue", Requeued, job_id, actor, deadline_at)
+) -> RequeuedJob | JobRefusal:
+    """Replace a dead letter with a new job. Possible once per dead letter."""
+    return await _call(
+        connection, "fn_job_requeue", RequeuedJob, job_id=job_id, actor=actor, deadline_at=deadline_at
+    )
 
 
 async def open_workflow(
-    connection: Connection,
-    workflow_kind: str,
-    generator: str,
-    actor: str,
-    correlation_id: str | None,
-    workflow_id: UUID | None,
-) -> Opened | JobRefusal:
-    """A workflow; the same again for the same id."""
-    return await _called(
-        connection,
-        "fn_job_workflow_open",
-        Opened,
-        workflow_kind,
-        generator,
-        actor,
-        correlation_id,
-        workflow_id,
-    )
+    connection: Connection, workflow: NewWorkflow, actor: str
+) -> OpenedWorkflow | JobRefusal:
+    """Open a workflow. The same id returns the existing workflow."""
+    fields = msgspec.structs.asdict(workflow)
+    return await _call(connection, "fn_job_workflow_open", OpenedWorkflow, **fields, actor=actor)
 
 
 async def register_event(
     connection: Connection, wanted: NewRegistration, actor: str
-) -> Registered | JobRefusal:
-    """From now on, or no more: events of a type give jobs of a kind. The registration that there is then."""
-    return await _called(
+) -> JobRegistration | JobRefusal:
+    """Set or deactivate a registration; returns it as it is now."""
+    return await _call(
         connection,
         "fn_job_register_event",
-        Registered,
-        wanted.event_type,
-        wanted.job_kind,
-        wanted.executor,
-        actor,
-        wanted.priority,
-        wanted.active,
+        JobRegistration,
+        event_type=wanted.event_type,
+        kind=wanted.job_kind,
+        executor=wanted.executor,
+        actor=actor,
+        priority=wanted.priority,
+        active=wanted.active,
     )
 
 
 async def enable(connection: Connection, actor: str, *, enabled: bool) -> None:
-    """The switch."""
+    """Enable or disable the job queue."""
     await connection.execute("select webhookd.fn_job_enable($1, $2)", enabled, actor)
 
 
 async def configure(
     connection: Connection, numbers: dict[str, Any], actor: str, kind: str | None = None
-) -> Policy | JobRefusal:
-    """Set some of the numbers, for all kinds or for one; those that hold then. None: the default again."""
+) -> JobPolicy | JobRefusal:
+    """Change settings of the default policy, or of one kind, where None restores the default."""
     text = msgspec.json.encode(numbers).decode()
-    return await _called(connection, "fn_job_configure", Policy, text, actor, kind)
+    return await _call(connection, "fn_job_configure", JobPolicy, settings=text, actor=actor, kind=kind)
 
 
-async def spawn_from_events(connection: Connection, batch_size: int) -> Spawned | JobRefusal:
-    """Make the jobs of up to so many events."""
-    return await _called(connection, "fn_job_spawn_from_events", Spawned, batch_size)
+async def spawn_from_events(connection: Connection, batch_size: int) -> SpawnedJobs | JobRefusal:
+    """Create the jobs of one batch of events."""
+    return await _call(connection, "fn_job_spawn_from_events", SpawnedJobs, batch_size=batch_size)
 
 
-async def reap(connection: Connection, batch_size: int) -> Reaped:
-    """Take back leases, promote retries, cancel what is late. Works while the substrate is off."""
+async def reap(connection: Connection, batch_size: int) -> ReapedJobs:
+    """Handle expired leases, due retries and deadlines. Works while the job queue is disabled."""
     text = await connection.fetchval("select webhookd.fn_job_lease_reaper($1)::text", batch_size)
-    return msgspec.json.decode(text, type=Reaped)
+    return msgspec.json.decode(text, type=ReapedJobs)
 
 
-async def reap_if_disabled(connection: Connection, batch_size: int) -> Reaped | None:
-    """The same, in the same statement as the look at the switch; None if it is on."""
+async def reap_if_disabled(connection: Connection, batch_size: int) -> ReapedJobs | None:
+    """Check the switch and reap in one statement; None if the job queue is enabled."""
     text = await connection.fetchval(
         """
         select webhookd.fn_job_lease_reaper($1)::text from webhookd.settings s
@@ -175,40 +192,42 @@ async def reap_if_disabled(connection: Connection, batch_size: int) -> Reaped | 
         """,
         batch_size,
     )
-    return None if text is None else msgspec.json.decode(text, type=Reaped)
+    return None if text is None else msgspec.json.decode(text, type=ReapedJobs)
 
 
-async def sweep(connection: Connection, batch_size: int, after_kind: str = "") -> Swept | JobRefusal:
-    """Clean what is past its retention, of the next kinds."""
-    return await _called(connection, "fn_job_cleanup_sweep", Swept, batch_size, after_kind)
+async def sweep(connection: Connection, batch_size: int, after_kind: str = "") -> CleanedJobs | JobRefusal:
+    """Clean jobs past their retention, of the kinds after `after_kind`."""
+    return await _call(
+        connection, "fn_job_cleanup_sweep", CleanedJobs, batch_size=batch_size, after_kind=after_kind
+    )
 
 
-async def health(connection: Connection) -> Health:
-    """How the queue is, counted as far as the function does by itself: the same for whoever asks."""
+async def health(connection: Connection) -> JobQueueHealth:
+    """Count the queue, up to the function's own bound: every caller gets the same numbers."""
     text = await connection.fetchval("select webhookd.fn_job_queue_health()::text")
-    return msgspec.json.decode(text, type=Health)
+    return msgspec.json.decode(text, type=JobQueueHealth)
 
 
-async def _called(
-    connection: Connection, function: str, kind: type[Value], *arguments: object
+async def _call(
+    connection: Connection, function: str, result: type[Value], /, **arguments: object
 ) -> Value | JobRefusal:
-    places = ", ".join(f"${number}" for number in range(1, len(arguments) + 1))
+    named = ", ".join(f"p_{name} => ${number}" for number, name in enumerate(arguments, 1))
     try:
-        text = await connection.fetchval(f"select webhookd.{function}({places})::text", *arguments)
+        text = await connection.fetchval(f"select webhookd.{function}({named})::text", *arguments.values())
     except asyncpg.DataError as error:
-        # What is JSON and no jsonb, as a NUL character in a text; and times that PostgreSQL has not.
+        # JSON that jsonb rejects, such as a NUL character in a string, and times out of PostgreSQL's range.
         message = f"a value cannot be stored: {error.message or error}"
         raise Refused(Refusal.INVALID_ARGUMENT, message) from error
-    told = msgspec.json.decode(text, type=_Refused)
-    if told.refused:
-        # A workflow's status is none of a job's.
-        status = WorkStatus(told.status) if told.status in set(WorkStatus) else None
-        return JobRefusal(told.reason, told.job_id, status)
-    return _in_utc(msgspec.json.decode(text, type=kind))
+    verdict = msgspec.json.decode(text, type=_Verdict)
+    if verdict.refused:
+        # A workflow's status is not a JobStatus.
+        status = JobStatus(verdict.status) if verdict.status in set(JobStatus) else None
+        return JobRefusal(verdict.reason, verdict.job_id, status)
+    return _in_utc(msgspec.json.decode(text, type=result))
 
 
 def _in_utc(value: Value) -> Value:
-    """PostgreSQL writes times into JSON in the session's zone."""
+    """Convert all times: PostgreSQL writes them into JSON in the session's time zone."""
     times = {
         name: time.astimezone(UTC)
         for name, time in msgspec.structs.asdict(value).items()

@@ -1,21 +1,20 @@
-"""What is asked about the substrate: plain SELECTs, with the rights of webhookd_reader.
+"""Reads jobs, workflows and the configuration with plain SELECTs, which webhookd_reader may run.
 
-No lease token is among it: who has one holds the job, and PostgreSQL shows it to nobody but by a claim.
+Lease tokens are never read: a token is the right to report, and only a claim returns it.
 """
 
-from typing import NamedTuple
 from uuid import UUID
 
 from webhookd.core.errors import Refusal, Refused
-from webhookd.core.states import WorkStatus
 from webhookd.db.connection import Connection, fetch_one
 from webhookd.db.paging import Arguments, Range, Row, fetch_by_index, piece
+from webhookd.jobqueue.states import JobStatus
 
-# Of one job: with a policy of many attempts there may be more.
+# Transitions shown per job. With a policy of many attempts a job can have more.
 MAX_RUNS = 500
-# Of one workflow.
+# Jobs shown per workflow.
 MAX_JOBS = 1000
-# They are configuration.
+# Registrations and kind policies shown; both are configuration and few.
 MAX_REGISTRATIONS = 1000
 MAX_DECISIONS = 20
 
@@ -29,7 +28,7 @@ _COLUMNS = """
     j.source_system"""
 _ORDER = "order by j.enqueued_at desc, j.job_id desc"
 _SHOWN = f"select {_COLUMNS}"
-# What a dead letter was requeued as has a key made of its id, by ux_job_queue_kind_idempotency_key.
+# The key of a requeued job contains the dead letter's id; uses ux_job_queue_kind_idempotency_key.
 _REQUEUED_AS = """(
     select n.job_id from webhookd.job_queue n
     where n.job_kind = j.job_kind and n.idempotency_key = 'requeue:' || j.job_id) as requeued_as"""
@@ -41,20 +40,20 @@ _MAX_ATTEMPTS = """coalesce(
 _JOB = f"{_SHOWN}, j.safe_payload, {_REQUEUED_AS}, {_MAX_ATTEMPTS} from {_JOBS} where j.job_id = $1"
 _MERGED = "select * from ({0}) j {1} limit {2}"
 _TIME_OF_JOB = "select j.enqueued_at from webhookd.job_queue j where j.job_id = $1"
-# The moves alone: beside a day's renewals they could not be seen. By ix_job_command_run_job; they are few,
-# and taken first: of a job that has much of the ledger, the planner may look for the last ones in all of it.
+# Transitions only: a day's renewals would hide them. Uses ix_job_command_run_job. The CTE is materialized:
+# for a job with much of the ledger the planner might otherwise scan the whole ledger backwards.
 _RUNS = """
-    with moves as materialized (
+    with transitions as materialized (
         select r.run_id, r.command, r.from_status, r.to_status, r.actor, r.called_by, r.attempts, r.event_id,
             r.detail, r.run_at
         from webhookd.job_command_run r where r.job_id = $1 and r.from_status is distinct from r.to_status)
-    select * from moves order by run_id desc limit $2"""
+    select * from transitions order by run_id desc limit $2"""
 
 _WORKFLOW = """
     select w.workflow_id, w.workflow_kind, w.generator, w.status, w.correlation_id, w.enqueued_by,
         w.enqueued_at, w.finished_at
     from webhookd.job_workflow w where w.workflow_id = $1"""
-# By ix_job_queue_workflow_id; sorted here, for they may be of any time.
+# Uses ix_job_queue_workflow_id, and sorts: the jobs may be from any time.
 _WORKFLOW_JOBS = """
     select j.job_id, j.job_kind, j.executor, j.status, j.parent_job_id, j.enqueued_at, j.finished_at
     from (select q.job_id, q.job_kind, q.executor, q.status, q.parent_job_id, q.enqueued_at, q.finished_at
@@ -71,51 +70,48 @@ _KINDS = """
 _REGISTRY = """
     select r.event_type, r.job_kind, r.executor, r.priority, r.active, r.registered_by, r.registered_at
     from webhookd.job_event_registry r order by r.event_type, r.job_kind limit $1"""
-# About no job, and without the workflows that were opened, of which there may be any number. By
-# ix_job_command_run_decision, whose order this is: by the primary key's it might walk through all the moves.
+# Ledger rows that belong to no job, except opened workflows, of which there can be any number. Sorted in
+# the order of ix_job_command_run_decision: by the primary key the scan could pass all transitions.
 _DECISIONS = """
     select r.run_id, r.command, r.actor, r.called_by, r.detail, r.run_at
     from webhookd.job_command_run r where r.job_id is null and r.command <> 'fn_job_workflow_open'
     order by r.job_id desc, r.run_id desc limit $1"""
 
 
-class JobPage(NamedTuple):
-    """So many jobs, after this one; None: from the newest on."""
-
-    limit: int
-    after_id: UUID | None = None
-
-
 async def jobs(
-    connection: Connection, page: JobPage, status: WorkStatus | None = None, kind: str | None = None
+    connection: Connection,
+    limit: int,
+    after_id: UUID | None = None,
+    status: JobStatus | None = None,
+    kind: str | None = None,
 ) -> list[Row]:
-    """Jobs, without their payloads, the newest first.
+    """Up to `limit` jobs, newest first, without their payloads, starting after the job `after_id`.
 
-    By ix_job_queue_listed, ix_job_queue_status_listed; of a kind by ix_job_queue_kind_listed, a page of each
-    status, merged.
+    Uses ix_job_queue_listed or ix_job_queue_status_listed; with a kind, ix_job_queue_kind_listed: a page of
+    each status, merged.
     """
     mark = None
-    if page.after_id is not None:
-        time = await connection.fetchval(_TIME_OF_JOB, page.after_id)
+    if after_id is not None:
+        time = await connection.fetchval(_TIME_OF_JOB, after_id)
         if time is None:
-            raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: there is no job {page.after_id}")
-        mark = (time, page.after_id)
+            raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: no job {after_id}")
+        mark = (time, after_id)
     arguments = Arguments()
-    pieces = [piece(_JOBS, part, mark, page.limit, arguments, _COLUMNS) for part in _ranges(status, kind)]
-    rows = _MERGED.format(" union all ".join(pieces), _ORDER, arguments.add(page.limit))
+    pieces = [piece(_JOBS, part, mark, limit, arguments, _COLUMNS) for part in _ranges(status, kind)]
+    rows = _MERGED.format(" union all ".join(pieces), _ORDER, arguments.add(limit))
     return await fetch_by_index(connection, rows, arguments)
 
 
-def _ranges(status: WorkStatus | None, kind: str | None) -> list[Range]:
+def _ranges(status: JobStatus | None, kind: str | None) -> list[Range]:
     last = ("j.enqueued_at", "j.job_id")
     if kind is not None:
         columns = ("j.job_kind", "j.status", *last)
-        return [Range(columns, (kind, one)) for one in ([status] if status else WorkStatus)]
+        return [Range(columns, (kind, each)) for each in ([status] if status else JobStatus)]
     return [Range(("j.status", *last), (status,)) if status else Range(last)]
 
 
 async def job(connection: Connection, job_id: UUID) -> Row | None:
-    """One job with its moves, oldest first, at one moment."""
+    """One job with its transitions, oldest first, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         row = await connection.fetchrow(_JOB, job_id)
         if row is None:
@@ -125,17 +121,17 @@ async def job(connection: Connection, job_id: UUID) -> Row | None:
 
 
 async def workflow(connection: Connection, workflow_id: UUID) -> Row | None:
-    """One workflow with its jobs, at one moment."""
+    """One workflow with its jobs, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         row = await connection.fetchrow(_WORKFLOW, workflow_id)
         if row is None:
             return None
         found = await connection.fetch(_WORKFLOW_JOBS, workflow_id, MAX_JOBS + 1)
-    return dict(row) | {"jobs": [dict(one) for one in found[:MAX_JOBS]], "more_jobs": len(found) > MAX_JOBS}
+    return dict(row) | {"jobs": [dict(job) for job in found[:MAX_JOBS]], "more_jobs": len(found) > MAX_JOBS}
 
 
 async def configuration(connection: Connection) -> Row:
-    """The numbers that hold (JSON text), kinds with their own, which events give jobs; and who decided."""
+    """The default policy (JSON text), the policies of kinds, the registrations and the last decisions."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         defaults = await fetch_one(connection, _DEFAULTS)
         kinds = await connection.fetch(_KINDS, MAX_REGISTRATIONS)
@@ -144,6 +140,6 @@ async def configuration(connection: Connection) -> Row:
     return {
         "numbers": defaults["numbers"],
         "kinds": [dict(kind) for kind in kinds],
-        "registrations": [dict(one) for one in registry],
-        "decisions": [dict(one) for one in decisions],
+        "registrations": [dict(registration) for registration in registry],
+        "decisions": [dict(decision) for decision in decisions],
     }

@@ -1,4 +1,4 @@
-"""/v1/jobs: the life of a job by HTTP; long polls; who may; and events that give jobs."""
+"""/v1/jobs: the life of a job over HTTP, waiting claims, scopes, and events that create jobs."""
 
 import asyncio
 import json
@@ -17,29 +17,29 @@ KIND = "thumbnail.make"
 NEW = {"kind": KIND, "executor": "Agent", "idempotency_key": "picture-7", "payload_ref": "s3://pictures/7"}
 CLAIM = {"kind": KIND, "executor": "Agent", "lease_holder": "worker-1"}
 AT_ONCE = {"base_delay_seconds": 0.0}
-# A wake-up, or nothing.
+# Only wake-ups count, polling never happens.
 NEVER_POLLS = {"poll_interval_seconds": 3600.0}
 
 
-async def switched_on(api: Client) -> None:
-    """Jobs are on."""
+async def enable(api: Client) -> None:
+    """Enable the job queue."""
     assert (await api.patch("/v1/job-substrate", {"enabled": True})).body["enabled"] is True
 
 
-async def claimed(api: Client, **fields: Any) -> dict[str, Any]:
-    """A job that there must be."""
+async def claim(api: Client, **fields: Any) -> dict[str, Any]:
+    """Claim a job; there must be one."""
     answer = await api.post("/v1/jobs/claim", CLAIM | fields)
     assert answer.status == 200, answer
     body: dict[str, Any] = answer.body
     return body
 
 
-async def test_the_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
-    """Enqueued once, claimed, kept, done, reported once; a subscriber hears of it; its ledger tells all."""
-    off = (409, "job_substrate_disabled")
-    assert (await api.post("/v1/jobs", NEW)).told == off
-    assert (await api.post("/v1/jobs/claim", CLAIM | {"wait_seconds": 30})).told == off
-    await switched_on(api)
+async def test_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
+    """Enqueue, claim, renew, succeed; repeats are duplicates; events and ledger are complete."""
+    disabled = (409, "job_substrate_disabled")
+    assert (await api.post("/v1/jobs", NEW)).told == disabled
+    assert (await api.post("/v1/jobs/claim", CLAIM | {"wait_seconds": 30})).told == disabled
+    await enable(api)
     await api.subscribe(endpoint, event_type="dot.job.succeeded")
 
     first = await api.post("/v1/jobs", NEW | {"safe_payload": {"width": 200}, "correlation_id": "trace-7"})
@@ -55,14 +55,14 @@ async def test_the_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     assert (other.body["job_id"], other.body["job_status"]) == (job_id, "queued")
 
     assert (await api.post("/v1/jobs/claim", CLAIM | {"executor": "Codex"})).status == 204
-    job = await claimed(api, lease_seconds=30)
+    job = await claim(api, lease_seconds=30)
     assert (job["job_id"], job["attempt"], job["safe_payload"]) == (job_id, 1, {"width": 200})
     assert is_time(job["leased_until"])
     assert (await api.post("/v1/jobs/claim", CLAIM)).status == 204
     path = f"/v1/jobs/{job_id}"
     stale = {"lease_token": str(uuid4())}
-    for how in ("progress", "succeed", "fail"):
-        assert (await api.post(f"{path}/{how}", stale)).told == (409, "stale_lease")
+    for action in ("progress", "succeed", "fail"):
+        assert (await api.post(f"{path}/{action}", stale)).told == (409, "stale_lease")
     assert (await api.post(f"{path}/cancel", {"reason": "x"})).told == (409, "job_running")
     token = {"lease_token": job["lease_token"]}
     renewed = await api.post(f"{path}/progress", token | {"status_signal": "half"})
@@ -70,7 +70,7 @@ async def test_the_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     assert renewed.body["leased_until"] > job["leased_until"]
     done = token | {"result_ref": "s3://thumbnails/7"}
     reports = [(await api.post(f"{path}/succeed", done)).body for _ in range(2)]
-    assert [(one["status"], one["duplicate"]) for one in reports] == [
+    assert [(report["status"], report["duplicate"]) for report in reports] == [
         ("succeeded", False),
         ("succeeded", True),
     ]
@@ -85,7 +85,7 @@ async def test_the_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     )
     assert "lease_token" not in shown
     assert [run["command"] for run in shown["runs"]] == [
-        f"fn_job_{what}" for what in ("enqueue", "claim", "progress", "succeed")
+        f"fn_job_{command}" for command in ("enqueue", "claim", "progress", "succeed")
     ]
     assert [run["actor"] for run in shown["runs"]] == ["api"] * 4
     assert shown["runs"][1]["detail"]["lease_holder"] == "worker-1"
@@ -95,11 +95,11 @@ async def test_the_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     assert endpoint.requests[-1].headers["webhook-correlation-id"] == "trace-7"
 
 
-async def test_failures_and_their_end(make_api: MakeApi) -> None:
-    """Tried again, given up, requeued once as its child, cancelled; its workflow follows; lists page."""
+async def test_retry_dead_letter_requeue_and_cancel(make_api: MakeApi) -> None:
+    """A failed job is retried, dead-lettered, requeued once and cancelled; its workflow follows."""
     api = await make_api(jobs=AT_ONCE, api={"max_payload_bytes": 4096})
-    await api.daemon.until(lambda: api.daemon.logged("[jobs] were written into the database"), "written")
-    await switched_on(api)
+    await api.daemon.until(lambda: api.daemon.logged("[jobs] was written to the database"), "written")
+    await enable(api)
     own = str(uuid4())
     opened = {"workflow_kind": "import", "generator": "MOT:1", "workflow_id": own}
     answers = [await api.post("/v1/job-workflows", opened) for _ in range(2)]
@@ -110,13 +110,13 @@ async def test_failures_and_their_end(make_api: MakeApi) -> None:
     )
 
     job_id = (await api.post("/v1/jobs", NEW | {"workflow_id": own})).body["job_id"]
-    job = await claimed(api)
+    job = await claim(api)
     token = {"lease_token": job["lease_token"]}
     failed = await api.post(
         f"/v1/jobs/{job_id}/fail", token | {"error_code": "E", "error_message": "no such"}
     )
     assert (failed.body["status"], failed.body["attempts"]) == ("retry_waiting", 1)
-    job = await claimed(api, wait_seconds=30)
+    job = await claim(api, wait_seconds=30)
     assert (job["job_id"], job["attempt"]) == (job_id, 2)
     gone = {"lease_token": job["lease_token"], "permanent": True}
     assert (await api.post(f"/v1/jobs/{job_id}/requeue")).told == (409, "not_dead_letter")
@@ -129,9 +129,9 @@ async def test_failures_and_their_end(make_api: MakeApi) -> None:
     child = requeued.body["job_id"]
     assert once_more.body["job_id"] == child
     cancelled = [(await api.post(f"/v1/jobs/{child}/cancel", {"reason": "enough"})).body for _ in range(2)]
-    assert [one["duplicate"] for one in cancelled] == [False, True]
+    assert [answer["duplicate"] for answer in cancelled] == [False, True]
     workflow = (await api.get(f"/v1/job-workflows/{own}")).body
-    assert (workflow["status"], [one["job_id"] for one in workflow["jobs"]]) == ("cancelled", [job_id, child])
+    assert (workflow["status"], [job["job_id"] for job in workflow["jobs"]]) == ("cancelled", [job_id, child])
 
     others = [
         (await api.post("/v1/jobs", NEW | {"idempotency_key": str(n), "kind": kind})).body["job_id"]
@@ -145,7 +145,7 @@ async def test_failures_and_their_end(make_api: MakeApi) -> None:
         (f"?kind={KIND}&status=cancelled", [child, job_id]),
     ):
         listed = await pages(api, f"/v1/jobs{query}", limit=2)
-        assert [one for page in listed for one in page] == expected, query
+        assert [job for page in listed for job in page] == expected, query
         assert all(len(page) == 2 for page in listed[:-1])
     assert (await api.get(f"/v1/jobs?cursor={uuid4()}")).told == (422, "invalid_parameter")
     assert (await api.get(f"/v1/jobs/{uuid4()}")).told == (404, "not_found")
@@ -164,9 +164,9 @@ async def pages(api: Client, path: str, limit: int) -> list[list[str]]:
         cursor = f"&cursor={answer.body['next_cursor']}"
 
 
-async def test_what_is_refused(api: Client, flow: Flow) -> None:
-    """Each broken contract in words, also JSON that cannot be stored; lifecycle events are nobody's."""
-    await switched_on(api)
+async def test_invalid_requests_are_refused(api: Client, flow: Flow) -> None:
+    """Each invalid value has its error; nothing is stored. Clients cannot publish lifecycle events."""
+    await enable(api)
     for fields in (
         {"executor": "MOT"},
         {"safe_payload": {"token": "x"}},
@@ -183,7 +183,7 @@ async def test_what_is_refused(api: Client, flow: Flow) -> None:
         answer = await api.post("/v1/jobs", NEW | fields)
         assert answer.status in (413, 422), (fields, answer)
         assert answer.code in ("invalid_request", "payload_too_large"), fields
-    # MOT generates; by whatever name it would hold the job, it is given none.
+    # MOT only generates jobs: it can claim none, under any holder name.
     for claim in ({"executor": "MOT"}, {"executor": "MOT", "lease_holder": "Agent", "wait_seconds": 30}):
         refused = await api.post("/v1/jobs/claim", CLAIM | claim)
         assert refused.told == (422, "invalid_request"), claim
@@ -197,23 +197,23 @@ async def test_what_is_refused(api: Client, flow: Flow) -> None:
     assert (await api.post("/v1/job-registrations", registered)).told == (422, "invalid_request")
     which = {"event_type": EVENT_TYPE, "job_kind": KIND}
     assert (await api.post("/v1/job-registrations", which)).told == (422, "invalid_request")
-    there_is = which | {"executor": "Agent", "priority": 3, "active": True}
-    assert (await api.post("/v1/job-registrations", there_is)).body == there_is
-    off = await api.post("/v1/job-registrations", which | {"active": False})
-    assert off.body == there_is | {"active": False}
+    registration = which | {"executor": "Agent", "priority": 3, "active": True}
+    assert (await api.post("/v1/job-registrations", registration)).body == registration
+    deactivated = await api.post("/v1/job-registrations", which | {"active": False})
+    assert deactivated.body == registration | {"active": False}
     before = (await api.get("/v1/job-substrate")).body
     after = (await api.patch("/v1/job-substrate", {"kind_policy": {"job_kind": "zz"}})).body
     assert (after["kind_policies"], after["decisions"]) == (before["kind_policies"], before["decisions"])
     policy = {"kind_policy": {"job_kind": KIND, "max_attempts": 1, "jitter": None}, "policy": {"jitter": 0.5}}
     changed = (await api.patch("/v1/job-substrate", policy)).body
     assert changed["policy"]["jitter"] == 0.5
-    assert [(one["job_kind"], one["max_attempts"]) for one in changed["kind_policies"]] == [(KIND, 1)]
+    assert [(kind["job_kind"], kind["max_attempts"]) for kind in changed["kind_policies"]] == [(KIND, 1)]
     assert await flow.daemon.fetchval("select count(*) from webhookd.job_queue") == 0
 
 
 @pytest.mark.once
-async def test_who_may(make_api: MakeApi) -> None:
-    """`jobs` for all of it, also to look; the switch and the registry are the operator's."""
+async def test_scopes(make_api: MakeApi) -> None:
+    """All job routes need `jobs`; the switch and the registrations need `operate`."""
     api = await make_api(
         api={"tokens": tokens({"worker": ["jobs"], "operator": ["operate"], "reader": ["read"]})},
         services={"enabled": ["api"]},
@@ -233,14 +233,14 @@ async def test_who_may(make_api: MakeApi) -> None:
     assert (await worker.post("/v1/jobs/claim", CLAIM | {"lease_holder": "operator"})).status == 200
     shown = (await worker.get(f"/v1/jobs/{job_id}")).body
     assert (shown["enqueued_by"], shown["lease_holder"]) == ("worker", "operator")
-    # Whose token it was, whatever they call themselves.
+    # The actor is the name of the token, whatever the holder calls itself.
     assert [run["actor"] for run in shown["runs"]] == ["worker", "worker"]
-    # However many workflows are opened, which are in the ledger too: they are no decision about jobs.
+    # Opened workflows are in the ledger but are not listed as decisions.
     for _ in range(21):
         opened = {"workflow_kind": "import", "generator": "MOT:1"}
         assert (await worker.post("/v1/job-workflows", opened)).status == 201
     decisions = (await worker.get("/v1/job-substrate")).body["decisions"]
-    assert [(one["command"], one["actor"]) for one in decisions] == [
+    assert [(decision["command"], decision["actor"]) for decision in decisions] == [
         ("fn_job_register_event", "operator"),
         ("fn_job_enable", "operator"),
     ]
@@ -249,11 +249,11 @@ async def test_who_may(make_api: MakeApi) -> None:
 
 
 @pytest.mark.once
-async def test_a_long_poll(flow: Flow, make_api: MakeApi) -> None:
-    """Woken by this process and by another, in turn; who is gone takes nothing; a stop ends the waiting."""
+async def test_waiting_claims(flow: Flow, make_api: MakeApi) -> None:
+    """A job enqueued on any instance ends a wait, as does a stop; a disconnected client claims nothing."""
     api = await make_api(services=NEVER_POLLS | {"enabled": ["api"]})
     another = await make_api(services={"enabled": ["api"]})
-    await switched_on(api)
+    await enable(api)
     waits = CLAIM | {"wait_seconds": 30}
     first, second = (asyncio.create_task(api.post("/v1/jobs/claim", waits)) for _ in range(2))
     body = json.dumps(waits).encode()
@@ -273,7 +273,7 @@ async def test_a_long_poll(flow: Flow, make_api: MakeApi) -> None:
     assert len(done) == 1
     assert {answer.body["job_id"] for answer in answers} == set(ids)
     third = (await another.post("/v1/jobs", NEW | {"idempotency_key": "9"})).body["job_id"]
-    await api.daemon.until(lambda: waiting(api) == 0, "left by who is gone")
+    await api.daemon.until(lambda: waiting(api) == 0, "the disconnected claim has ended")
     assert (
         await flow.daemon.fetchval("select status from webhookd.job_queue where job_id = $1", third)
     ) == "queued"
@@ -286,23 +286,23 @@ async def test_a_long_poll(flow: Flow, make_api: MakeApi) -> None:
 
 
 def waiting(api: Client) -> float:
-    """How many wait for a job at an instance."""
-    return api.daemon.metric("webhookd_job_claims_waiting")
+    """Number of waiting claims."""
+    return api.daemon.metric("webhookd_job_queue_claims_waiting")
 
 
-async def test_an_event_gives_one_job(flow: Flow, make_daemon: MakeDaemon, make_api: MakeApi) -> None:
-    """Three instances keep the substrate: each event of a registered type gives one job, others none."""
+async def test_an_event_creates_one_job(flow: Flow, make_daemon: MakeDaemon, make_api: MakeApi) -> None:
+    """With three instances, each event of a registered type creates exactly one job; other events none."""
     api = await make_api(services={"enabled": ["api", "jobs"]})
     for _ in range(2):
         await make_daemon(services={"enabled": ["api", "jobs"]}).start()
-    await switched_on(api)
+    await enable(api)
     registration = {"event_type": EVENT_TYPE, "job_kind": KIND, "executor": "Agent", "priority": 3}
     assert (await api.post("/v1/job-registrations", registration)).status == 200
     events = [{"event_type": EVENT_TYPE, "payload": n, "correlation_id": f"trace-{n}"} for n in range(60)]
     accepted = (await api.post("/v1/events/batch", {"events": events})).body["events"]
     await api.event(event_type="other.type")
     waits = {"wait_seconds": 30}
-    jobs = [await claimed(api, **waits) for _ in events]
+    jobs = [await claim(api, **waits) for _ in events]
     assert sorted(job["causation_event_id"] for job in jobs) == [event["id"] for event in accepted]
     assert {job["correlation_id"] for job in jobs} == {f"trace-{n}" for n in range(60)}
     await until(flow.daemon, "select not exists (select from webhookd.job_event_queue)")

@@ -1,4 +1,4 @@
-"""[jobs]: a reload writes its numbers into the database, where everybody asks them."""
+"""[jobs]: a reload writes its settings to the database, which all instances share."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests.flow.reload.swaps import swaps
 from tests.support.flow import Flow
 from tests.support.waiting import until
 
-NUMBERS = {
+SETTINGS = {
     "max_attempts": 7,
     "base_delay_seconds": 1.5,
     "max_delay_seconds": 60,
@@ -24,16 +24,16 @@ WRITTEN = """
 
 
 @pytest.mark.once
-@swaps(*(f"jobs.{name}" for name in NUMBERS))
-async def test_the_numbers_of_jobs_are_written(flow: Flow, make_daemon: MakeDaemon) -> None:
-    """Left alone at the start, for nothing was said; all of them after the reload that says them."""
+@swaps(*(f"jobs.{name}" for name in SETTINGS))
+async def test_reload_writes_jobs_settings(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """Nothing is written at the start without settings; the reload writes all of them."""
     before = await flow.daemon.fetch("select * from webhookd.settings order by key")
     daemon = await make_daemon(services={"enabled": ["api", "jobs"]}).start()
     await daemon.until(lambda: daemon.get_json("/status")["job_queue"], "seen")
     assert await flow.daemon.fetch("select * from webhookd.settings order by key") == before
-    daemon.configure(jobs=NUMBERS)
+    daemon.configure(jobs=SETTINGS)
     assert await daemon.reload()
-    await until(flow.daemon, WRITTEN, json.dumps(NUMBERS))
-    await daemon.until(lambda: daemon.logged("were written into the database"), "logged")
-    [written] = daemon.logged("were written into the database")
+    await until(flow.daemon, WRITTEN, json.dumps(SETTINGS))
+    await daemon.until(lambda: daemon.logged("[jobs] was written to the database"), "logged")
+    [written] = daemon.logged("[jobs] was written to the database")
     assert written["max_attempts"] == 7

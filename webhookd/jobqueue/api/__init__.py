@@ -1,1 +1,1 @@
-"""The HTTP resources of the job queue."""
+"""The HTTP API of the job queue."""

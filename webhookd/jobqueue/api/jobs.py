@@ -1,4 +1,4 @@
-"""/v1/jobs: work in, looked at, cancelled, and given a second chance. Executors: job_leases.py."""
+"""/v1/jobs and /v1/job-workflows: enqueue, list, show, cancel and requeue jobs; open and show workflows."""
 
 import msgspec
 from aiohttp import web
@@ -18,13 +18,19 @@ from webhookd.http.requests import (
 )
 from webhookd.http.responses import json_response, list_response, raw_json
 from webhookd.http.routes import ALREADY_EXISTS, UUID_ID, Route
-from webhookd.jobqueue import queries as job_substrate
-from webhookd.jobqueue import reads as job_reads
-from webhookd.jobqueue.api import requests as job_requests
-from webhookd.jobqueue.api import responses as job_responses
-from webhookd.jobqueue.api.fields import JobKeyHeader
-from webhookd.jobqueue.api.problems import DISABLED, done
-from webhookd.jobqueue.types import NewJob
+from webhookd.jobqueue import queries, reads
+from webhookd.jobqueue.api.problems import DISABLED, accepted
+from webhookd.jobqueue.fields import JobKeyHeader
+from webhookd.jobqueue.requests import CancelJob, JobsQuery, JobToEnqueue, NewJob, NewWorkflow, RequeueJob
+from webhookd.jobqueue.results import (
+    CancelledJob,
+    EnqueuedJob,
+    JobPage,
+    JobWithRuns,
+    OpenedWorkflow,
+    RequeuedJob,
+    Workflow,
+)
 from webhookd.wakeups import Work
 
 CREATED = 201
@@ -32,7 +38,7 @@ DUPLICATE = 200
 
 
 class Jobs:
-    """The job resource."""
+    """The job resource, without the routes for executors (leases.py)."""
 
     def __init__(self, context: Context, database: QueryRunner) -> None:
         self._database = database
@@ -47,14 +53,14 @@ class Jobs:
                 "jobs",
                 self._enqueue,
                 "Enqueue a job",
-                job_responses.JobEnqueued,
+                EnqueuedJob,
                 CREATED,
-                description="Answered after the commit. It needs a key, in the body or in the header; in "
-                "both it must be the same. The same kind and key with the same content gives the first job, "
-                "as it is by now, and 200; with other content 409. The content is executor, source_ref, "
-                "target_ref, payload_ref, safe_payload, workflow_id and parent_job_id: the rest stays the "
-                "first one's.",
-                body=job_requests.JobToEnqueue,
+                description="Answered after the commit. A key is required, in the body or in the header; if "
+                "given in both, it must be the same. The same kind and key with the same content returns the "
+                "existing job in its current state, with 200; with different content, 409. The content is "
+                "executor, source_ref, target_ref, payload_ref, safe_payload, workflow_id and parent_job_id. "
+                "Other fields of a repeated request are ignored.",
+                body=JobToEnqueue,
                 headers={"Idempotency-Key": JobKeyHeader},
                 other_responses={DUPLICATE: ALREADY_EXISTS},
                 own_problems=(
@@ -64,32 +70,24 @@ class Jobs:
                     (422, "idempotency_key_mismatch"),
                 ),
             ),
-            Route(
-                "GET",
-                "/v1/jobs",
-                "jobs",
-                self._list,
-                "List jobs",
-                job_responses.JobPage,
-                query=job_requests.JobsQuery,
-            ),
+            Route("GET", "/v1/jobs", "jobs", self._list, "List jobs", JobPage, query=JobsQuery),
             Route(
                 "GET",
                 f"/v1/jobs/{UUID_ID}",
                 "jobs",
                 self._get,
-                "One job, and all its moves",
-                job_responses.JobWithRuns,
+                "Get a job and its transitions",
+                JobWithRuns,
             ),
             Route(
                 "POST",
                 f"/v1/jobs/{UUID_ID}/cancel",
                 "jobs",
                 self._cancel,
-                "Cancel a job that nobody holds",
-                job_responses.JobCancelled,
-                description="One that waits; or a dead letter, which is resolved thereby.",
-                body=job_requests.CancelJob,
+                "Cancel a job that no executor holds",
+                CancelledJob,
+                description="Cancels a waiting job, or resolves a dead letter.",
+                body=CancelJob,
                 own_problems=((409, "job_running"), (409, "job_finished"), (409, "already_requeued")),
             ),
             Route(
@@ -97,12 +95,12 @@ class Jobs:
                 f"/v1/jobs/{UUID_ID}/requeue",
                 "jobs",
                 self._requeue,
-                "Try a dead letter again",
-                job_responses.JobRequeued,
+                "Requeue a dead letter",
+                RequeuedJob,
                 CREATED,
-                description="As a new job that names it as its parent, once: asked again, 409 names the job "
-                "that there is.",
-                body=job_requests.RequeueJob,
+                description="Creates a new job whose parent is the dead letter. Possible once: a repeated "
+                "request gets 409 with the id of the new job.",
+                body=RequeueJob,
                 body_optional=True,
                 own_problems=((409, "already_requeued"), (409, "not_dead_letter"), DISABLED),
             ),
@@ -110,30 +108,29 @@ class Jobs:
 
     async def _enqueue(self, request: web.Request) -> web.Response:
         in_header = key_in_header(request)
-        asked = await read_json(request, job_requests.NewJob, self._settings().api.max_payload_bytes)
-        key = agreed_key(in_header, asked.idempotency_key)
+        job = await read_json(request, NewJob, self._settings().api.max_payload_bytes)
+        key = agreed_key(in_header, job.idempotency_key)
         if key is None:
-            raise invalid("idempotency_key is needed, here or as the header Idempotency-Key")
-        fields = msgspec.structs.asdict(asked) | {
-            "idempotency_key": key,
-            "safe_payload": bytes(asked.safe_payload).decode(),
-            "actor": request[ACTOR],
-        }
-        job = NewJob(**fields)
-        enqueued = done(await self._database.run(lambda connection: job_substrate.enqueue(connection, job)))
-        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
+            raise invalid("idempotency_key is required, in the body or as the header Idempotency-Key")
+        enqueued = accepted(
+            await self._database.run(lambda connection: queries.enqueue(connection, job, key, request[ACTOR]))
+        )
+        self._wakeups.wake(Work.EVENTS)
         return json_response(msgspec.structs.asdict(enqueued), DUPLICATE if enqueued.duplicate else CREATED)
 
     async def _list(self, request: web.Request) -> web.Response:
-        query = read_query(request, job_requests.JobsQuery)
+        query = read_query(request, JobsQuery)
+        # One row more than the page shows whether there is a next page.
         rows = await self._database.run(
-            lambda connection: job_reads.jobs(connection, query.page, given(query.status), given(query.kind))
+            lambda connection: reads.jobs(
+                connection, query.limit + 1, given(query.cursor), given(query.status), given(query.kind)
+            )
         )
         return list_response(rows, query.limit, key="job_id")
 
     async def _get(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
-        found = await self._database.run(lambda connection: job_reads.job(connection, job_id))
+        found = await self._database.run(lambda connection: reads.job(connection, job_id))
         if found is None:
             raise not_found("job", job_id)
         return json_response(
@@ -146,22 +143,72 @@ class Jobs:
 
     async def _cancel(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
-        asked = await read_json(request, job_requests.CancelJob, self._settings().api.max_payload_bytes)
-        cancelled = await self._database.run(
-            lambda connection: job_substrate.cancel(connection, job_id, asked.reason, request[ACTOR])
+        body = await read_json(request, CancelJob, self._settings().api.max_payload_bytes)
+        cancelled = accepted(
+            await self._database.run(
+                lambda connection: queries.cancel(connection, job_id, body.reason, request[ACTOR])
+            )
         )
-        told = done(cancelled)
-        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return json_response(msgspec.structs.asdict(told))
+        self._wakeups.wake(Work.EVENTS)
+        return json_response(msgspec.structs.asdict(cancelled))
 
     async def _requeue(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
-        asked = await read_optional_json(
-            request, job_requests.RequeueJob, self._settings().api.max_payload_bytes
+        body = await read_optional_json(request, RequeueJob, self._settings().api.max_payload_bytes)
+        requeued = accepted(
+            await self._database.run(
+                lambda connection: queries.requeue(connection, job_id, request[ACTOR], body.deadline_at)
+            )
         )
-        requeued = await self._database.run(
-            lambda connection: job_substrate.requeue(connection, job_id, request[ACTOR], asked.deadline_at)
+        self._wakeups.wake(Work.EVENTS)
+        return json_response(msgspec.structs.asdict(requeued), CREATED)
+
+
+class JobWorkflows:
+    """The workflow resource. A workflow's status follows from its jobs, so it is only opened and shown."""
+
+    def __init__(self, context: Context, database: QueryRunner) -> None:
+        self._database = database
+        self._settings = context.settings
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(
+                "POST",
+                "/v1/job-workflows",
+                "jobs",
+                self._open,
+                "Open a workflow",
+                OpenedWorkflow,
+                CREATED,
+                description="Its jobs refer to it by `workflow_id`. Choose the id yourself to make a "
+                "repeated request safe.",
+                body=NewWorkflow,
+                other_responses={DUPLICATE: ALREADY_EXISTS},
+                own_problems=((409, "workflow_conflict"), DISABLED),
+            ),
+            Route(
+                "GET",
+                f"/v1/job-workflows/{UUID_ID}",
+                "jobs",
+                self._get,
+                "Get a workflow and its jobs",
+                Workflow,
+            ),
+        ]
+
+    async def _open(self, request: web.Request) -> web.Response:
+        workflow = await read_json(request, NewWorkflow, self._settings().api.max_payload_bytes)
+        opened = accepted(
+            await self._database.run(
+                lambda connection: queries.open_workflow(connection, workflow, request[ACTOR])
+            )
         )
-        told = done(requeued)
-        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return json_response(msgspec.structs.asdict(told), CREATED)
+        return json_response(msgspec.structs.asdict(opened), DUPLICATE if opened.duplicate else CREATED)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        workflow_id = path_uuid(request, "workflow")
+        found = await self._database.run(lambda connection: reads.workflow(connection, workflow_id))
+        if found is None:
+            raise not_found("workflow", workflow_id)
+        return json_response(found)

@@ -1,30 +1,144 @@
-"""/v1/jobs/claim and what a holder reports: an executor's part, by HTTP."""
+"""The executor's API: claim a job or wait for one, renew its lease, report its result."""
 
-from typing import TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from webhookd.context import Context
+from webhookd.db.connection import Connection
 from webhookd.http.auth import ACTOR
+from webhookd.http.problems import unavailable
 from webhookd.http.query_runner import QueryRunner
 from webhookd.http.requests import path_uuid, read_json
 from webhookd.http.responses import json_response, no_content, raw_json
 from webhookd.http.routes import UUID_ID, Route
-from webhookd.jobqueue import queries as job_substrate
-from webhookd.jobqueue.api import requests as job_requests
-from webhookd.jobqueue.api import responses as job_responses
-from webhookd.jobqueue.api.claims import Claims
-from webhookd.jobqueue.api.problems import ALREADY_REPORTED, DISABLED, STALE_LEASE, done
+from webhookd.http.server import connection_cap
+from webhookd.jobqueue import queries
+from webhookd.jobqueue.api.problems import ALREADY_REPORTED, DISABLED, STALE_LEASE, accepted
+from webhookd.jobqueue.requests import ClaimJob, ReportFailure, ReportProgress, ReportSuccess
+from webhookd.jobqueue.results import ClaimedJob, JobRefusal, RenewedLease, ReportedJob
 from webhookd.wakeups import Work
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
+# Each waiting claim holds a connection to the API; at most half of the allowed connections may wait.
+MAX_WAITING = 500
+# Between two claims of the first waiter, however many wake-ups arrive.
+PAUSE_SECONDS = 0.05
+
+ClaimResult: TypeAlias = ClaimedJob | JobRefusal | None
+
+
+class _ClaimQueue(asyncio.Lock):
+    """The waiting claims of one kind and executor. Asyncio locks are acquired in the order of requests."""
+
+    length = 0
+
+
+class WaitingClaims:
+    """Claims a job now, or waits until one can be claimed.
+
+    Only the first waiter per kind and executor queries the database: every event wakes the waiters, and if
+    all of them claimed, each event would cost as many claims as there are waiters.
+    """
+
+    def __init__(self, context: Context, database: QueryRunner) -> None:
+        self._database = database
+        self._wakeups = context.wakeups
+        context.metrics.job_queue_claims_waiting.set_function(lambda: self.waiting)
+        self._settings = context.settings
+        self._queues: dict[tuple[str, str], _ClaimQueue] = {}
+        self._closed = False
+
+    async def claim(self, wanted: ClaimJob, actor: str, is_gone: Callable[[], bool]) -> ClaimResult:
+        """A job, a refusal, or None if no job came within `wanted.wait_seconds`.
+
+        A client that has disconnected claims nothing: the job would have to wait for the end of the lease. A
+        client that disconnects between the claim and the answer cannot be detected, and does cost a lease.
+        """
+
+        def claim_now(connection: Connection) -> Awaitable[ClaimedJob | JobRefusal]:
+            return queries.claim(connection, wanted, actor)
+
+        claimed = await self._claim_now(claim_now)
+        if claimed is not None or not wanted.wait_seconds:
+            return claimed
+        if self.waiting >= self._max_waiting:
+            raise unavailable("too many waiting claims: try again later, or on another instance")
+        deadline = asyncio.get_running_loop().time() + wanted.wait_seconds
+        key = (wanted.kind, wanted.executor)
+        queue = self._queues.setdefault(key, _ClaimQueue())
+        queue.length += 1
+        try:
+            async with asyncio.timeout_at(deadline):
+                await queue.acquire()
+        except TimeoutError:
+            return None
+        else:
+            try:
+                return await self._wait(claim_now, deadline, is_gone)
+            finally:
+                queue.release()
+        finally:
+            queue.length -= 1
+            if not queue.length:
+                self._queues.pop(key, None)
+
+    def open(self) -> None:
+        """Allow waiting again: the API may have been restarted."""
+        self._closed = False
+
+    def close(self) -> None:
+        """End all waiting claims."""
+        self._closed = True
+        self._wakeups.wake(Work.EVENTS)
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting claims."""
+        return sum(queue.length for queue in self._queues.values())
+
+    @property
+    def _max_waiting(self) -> int:
+        return min(MAX_WAITING, connection_cap(self._settings()) // 2)
+
+    async def _wait(
+        self,
+        claim_now: Callable[[Connection], Awaitable[ClaimedJob | JobRefusal]],
+        deadline: float,
+        is_gone: Callable[[], bool],
+    ) -> ClaimResult:
+        """As the first waiter: claim after every wake-up and every poll interval, until the deadline."""
+        loop = asyncio.get_running_loop()
+        with closing(self._wakeups.inbox(Work.EVENTS)) as inbox:
+            while not (self._closed or is_gone()):
+                # Not cancelled by the deadline: that could lose a job that was just claimed.
+                claimed = await self._claim_now(claim_now)
+                left_seconds = deadline - loop.time()
+                if claimed is not None or left_seconds <= 0:
+                    return claimed
+                poll_interval_seconds = self._settings().services.poll_interval_seconds
+                pause_seconds = min(PAUSE_SECONDS, left_seconds)
+                await inbox.rest(pause_seconds, min(poll_interval_seconds, left_seconds))
+        return None
+
+    async def _claim_now(
+        self, claim_now: Callable[[Connection], Awaitable[ClaimedJob | JobRefusal]]
+    ) -> ClaimResult:
+        claimed = await self._database.run(claim_now)
+        if isinstance(claimed, JobRefusal) and claimed.reason == queries.NOTHING_TO_CLAIM:
+            return None
+        return claimed
+
 
 class JobLeases:
-    """Claimed, renewed, reported."""
+    """The routes that an executor uses."""
 
-    def __init__(self, context: Context, database: QueryRunner, claims: Claims) -> None:
+    def __init__(self, context: Context, database: QueryRunner, claims: WaitingClaims) -> None:
         self._database = database
         self._claims = claims
         self._wakeups = context.wakeups
@@ -37,13 +151,14 @@ class JobLeases:
                 "/v1/jobs/claim",
                 "jobs",
                 self._claim,
-                "Take a job, or wait for one",
-                job_responses.ClaimedJob,
-                description="The first of a kind for an executor, by priority, then by age. With "
-                "`wait_seconds` the answer comes with the job; 204 if none came. Keep the lease by "
-                "`progress`, and end it by `succeed` or `fail`; else others get the job when it runs out.",
-                body=job_requests.ClaimJob,
-                empty_responses={204: "No job came"},
+                "Claim a job, or wait for one",
+                ClaimedJob,
+                description="Returns the next job of a kind for an executor: by priority, then by age. With "
+                "`wait_seconds` the answer comes as soon as there is a job, or 204 if there was none. Renew "
+                "the lease with `progress` and end it with `succeed` or `fail`. If the lease expires, "
+                "another executor can claim the job.",
+                body=ClaimJob,
+                empty_responses={204: "No job could be claimed"},
                 own_problems=(DISABLED,),
             ),
             Route(
@@ -51,10 +166,10 @@ class JobLeases:
                 f"/v1/jobs/{UUID_ID}/progress",
                 "jobs",
                 self._progress,
-                "Say that it goes on, and renew the lease",
-                job_responses.JobRenewed,
-                description="The first time it becomes `in_progress`.",
-                body=job_requests.ReportProgress,
+                "Report progress and renew the lease",
+                RenewedLease,
+                description="The first report moves the job to `in_progress`.",
+                body=ReportProgress,
                 own_problems=(STALE_LEASE,),
             ),
             Route(
@@ -63,9 +178,9 @@ class JobLeases:
                 "jobs",
                 self._succeed,
                 "Report success",
-                job_responses.JobReported,
-                description="Safe to ask again; with another `result_ref` it is refused.",
-                body=job_requests.ReportSuccess,
+                ReportedJob,
+                description="Safe to repeat. A repeated report with another `result_ref` is refused.",
+                body=ReportSuccess,
                 own_problems=(STALE_LEASE, ALREADY_REPORTED),
             ),
             Route(
@@ -74,80 +189,59 @@ class JobLeases:
                 "jobs",
                 self._fail,
                 "Report a failure",
-                job_responses.JobReported,
-                description="Tried again later, up to its attempts; `permanent` goes straight to the dead "
-                "letters. Safe to ask again; with another `permanent` it is refused.",
-                body=job_requests.ReportFailure,
+                ReportedJob,
+                description="The job is retried later, up to its maximum number of attempts. With "
+                "`permanent` it becomes a dead letter at once. Safe to repeat. A repeated report with "
+                "another `permanent` is refused.",
+                body=ReportFailure,
                 own_problems=(STALE_LEASE, ALREADY_REPORTED),
             ),
         ]
 
     async def _claim(self, request: web.Request) -> web.Response:
-        asked = await self._read(request, job_requests.ClaimJob)
         claimed = await self._claims.claim(
-            asked.kind,
-            asked.executor,
-            lambda connection: job_substrate.claim(
-                connection,
-                asked.kind,
-                asked.executor,
-                asked.lease_name or asked.kind,
-                asked.lease_holder,
-                asked.lease_seconds,
-                request[ACTOR],
-            ),
-            asked.wait_seconds,
+            await self._read(request, ClaimJob),
+            request[ACTOR],
             lambda: request.transport is None or request.transport.is_closing(),
         )
         if claimed is None:
             return no_content()
-        job = done(claimed)
-        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
+        job = accepted(claimed)
+        self._wakeups.wake(Work.EVENTS)
         fields = msgspec.structs.asdict(job)
         return json_response(fields | {"safe_payload": raw_json(bytes(job.safe_payload).decode())})
 
     async def _progress(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
-        asked = await self._read(request, job_requests.ReportProgress)
-        renewed = await self._database.run(
-            lambda connection: job_substrate.progress(
-                connection, job_id, asked.status_signal, asked.lease_token, request[ACTOR]
+        report = await self._read(request, ReportProgress)
+        renewed = accepted(
+            await self._database.run(
+                lambda connection: queries.progress(connection, job_id, report, request[ACTOR])
             )
         )
-        told = done(renewed)
-        if told.started:  # the others are no events
-            self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return json_response(msgspec.structs.asdict(told))
+        if renewed.started:  # later renewals emit no event
+            self._wakeups.wake(Work.EVENTS)
+        return json_response(msgspec.structs.asdict(renewed))
 
     async def _succeed(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
-        asked = await self._read(request, job_requests.ReportSuccess)
+        report = await self._read(request, ReportSuccess)
         reported = await self._database.run(
-            lambda connection: job_substrate.succeed(
-                connection, job_id, asked.lease_token, asked.result_ref, request[ACTOR]
-            )
+            lambda connection: queries.succeed(connection, job_id, report, request[ACTOR])
         )
-        return self._told(done(reported))
+        return self._moved(accepted(reported))
 
     async def _fail(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
-        asked = await self._read(request, job_requests.ReportFailure)
+        report = await self._read(request, ReportFailure)
         reported = await self._database.run(
-            lambda connection: job_substrate.fail(
-                connection,
-                job_id,
-                asked.lease_token,
-                asked.error_code,
-                asked.error_message,
-                request[ACTOR],
-                permanent=asked.permanent,
-            )
+            lambda connection: queries.fail(connection, job_id, report, request[ACTOR])
         )
-        return self._told(done(reported))
+        return self._moved(accepted(reported))
 
     async def _read(self, request: web.Request, kind: type[Body]) -> Body:
         return await read_json(request, kind, self._settings().api.max_payload_bytes)
 
-    def _told(self, result: msgspec.Struct) -> web.Response:
-        self._wakeups.wake(Work.EVENTS)  # every move of a job is an event
-        return json_response(msgspec.structs.asdict(result))
+    def _moved(self, reported: ReportedJob) -> web.Response:
+        self._wakeups.wake(Work.EVENTS)
+        return json_response(msgspec.structs.asdict(reported))

@@ -1,1 +1,1 @@
-"""The commands of the job queue: webhookd jobs."""
+"""`webhookd jobs`."""

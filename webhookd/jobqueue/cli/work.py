@@ -1,4 +1,4 @@
-"""`webhookd jobs work`: an executor that does jobs by running a command for each."""
+"""`webhookd jobs work`: an executor that runs a command for each job."""
 
 import asyncio
 import os
@@ -13,33 +13,35 @@ from dataclasses import dataclass
 import click
 
 from webhookd.cli.client import ANSWER_TIMEOUT_SECONDS, Answer, Client, asks_daemon, unexpected
-from webhookd.cli.options import INTERRUPTED, example, executor_option, some_text
+from webhookd.cli.options import INTERRUPTED, example, some_text
 from webhookd.cli.text import escaped
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.limits import MAX_LEASE_SECONDS
-from webhookd.jobqueue.cli.command import Failure, RunningCommand, Success
-from webhookd.jobqueue.cli.lease import Delays, Lease, Lost
+from webhookd.jobqueue.cli.command import CommandFailure, CommandSuccess, RunningCommand
+from webhookd.jobqueue.cli.lease import Delays, JobLease, LeaseLost
+from webhookd.jobqueue.cli.options import executor_option
 
-# One question for a job, and one answer: below the minute after which proxies end a connection.
+# How long a claim waits; below the minute after which proxies end a connection.
 WAIT_SECONDS = 20.0
-NOT_DONE = 1
+FAILED = 1
 DISABLED = "job_substrate_disabled"
-# By these no process ends; Python does not either by SIGPIPE and SIGXFSZ. Then its own faults, and SIGKILL.
-_LASTING = "CHLD CONT INFO STOP TSTP TTIN TTOU URG WINCH PIPE XFSZ"
+# Signals that do not end a process; Python ignores SIGPIPE and SIGXFSZ.
+_HARMLESS = "CHLD CONT INFO STOP TSTP TTIN TTOU URG WINCH PIPE XFSZ"
+# Crashes, and SIGKILL: they cannot be handled here.
 _FATAL = "ABRT BUS EMT FPE ILL KILL SEGV SYS TRAP"
-# All others, whoever sends them: they would end us, and leave our commands running unseen.
+# All other signals would end this process and leave its commands running.
 ENDING_SIGNALS = [
-    order
-    for order in signal.valid_signals()
-    if getattr(order, "name", "").removeprefix("SIG") not in f"{_LASTING} {_FATAL}".split()
+    number
+    for number in signal.valid_signals()
+    if getattr(number, "name", "").removeprefix("SIG") not in f"{_HARMLESS} {_FATAL}".split()
 ]
-# Before it is asked again whether a command that was being started can be killed.
+# Between two attempts to kill a command that is still being started.
 STARTING_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was asked for."""
+class WorkOptions:
+    """The options of `jobs work`."""
 
     kind: str
     executor: str
@@ -47,7 +49,7 @@ class Asked:
     concurrency: int
     lease_seconds: float
     once: bool
-    words: Sequence[str]
+    command: Sequence[str]
 
 
 @click.command(
@@ -58,27 +60,37 @@ class Asked:
     ),
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--kind", type=some_text, metavar="KIND", required=True, help="Of which kind.")
-@executor_option("For whom they are.")
+@click.option("--kind", type=some_text, metavar="KIND", required=True, help="Job kind to claim.")
+@executor_option("Executor to claim jobs for.")
 @click.option(
-    "--concurrency", type=click.IntRange(1, 100), default=1, show_default=True, help="So many at a time."
+    "--concurrency",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Number of commands to run in parallel.",
 )
 @click.option(
     "--lease-seconds",
     type=click.FloatRange(1, MAX_LEASE_SECONDS),
     default=60.0,
     show_default=True,
-    help="How soon others get the job when this dies; renewed while the command runs.",
+    help="Length of the lease, renewed while the command runs. If the worker dies, another one gets the job "
+    "when the lease ends.",
 )
 @click.option(
-    "--holder", type=some_text, metavar="NAME", help="Who this is, for the record (default: host:pid)."
+    "--holder",
+    type=some_text,
+    metavar="NAME",
+    help="Name of this worker in the ledger (default: host:pid).",
 )
 @click.option(
     "--once",
     is_flag=True,
-    help="Wait for one job, do it, and end: 0 if it succeeded, 130 if interrupted before, else 1.",
+    help="Wait for one job, run it and exit: 0 if it succeeded, 130 if interrupted before, otherwise 1.",
 )
-@click.argument("words", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "command", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED
+)
 @asks_daemon
 def work(
     client: Client,
@@ -89,92 +101,92 @@ def work(
     lease_seconds: float,
     holder: str | None,
     once: bool,
-    words: tuple[str, ...],
+    command: tuple[str, ...],
 ) -> None:
-    """Take jobs, and run COMMAND for each, with the job as JSON on its stdin.
+    """Claim jobs and run COMMAND for each, with the job as JSON on its stdin.
 
-    Exit code 0 is success, with what it wrote into the file $WEBHOOKD_RESULT_FILE as its result_ref: one line
-    of at most 2000 characters in UTF-8, else the job has failed for good. Exit code 65 is a failure for good;
-    any other is tried again later. The last of its stderr is the error's message. It also has
-    $WEBHOOKD_JOB_ID, $WEBHOOKD_JOB_KIND and $WEBHOOKD_JOB_ATTEMPT.
+    Exit code 0 means success. The command may write a result_ref into the file $WEBHOOKD_RESULT_FILE: one
+    line of at most 2000 characters in UTF-8; anything else is a permanent failure. Exit code 65 is a
+    permanent failure; every other exit code is retried later. The end of stderr becomes the error message.
+    The command also gets $WEBHOOKD_JOB_ID, $WEBHOOKD_JOB_KIND and $WEBHOOKD_JOB_ATTEMPT.
 
-    While it runs the lease is renewed. If the lease is lost, or the job's deadline passes, it is killed with
-    all that it started. A job may be done twice: when this is killed by SIGKILL its command goes on, and when
-    its lease has run out others begin anew.
+    The lease is renewed while the command runs. If the lease is lost, or the job's deadline passes, the
+    command is killed with all its children. A job can run twice: after a SIGKILL of this worker its command
+    continues, and another worker starts the job again when the lease has ended.
 
-    SIGTERM or Ctrl-C takes no more jobs and lets those under way end; a second one asks them to end and then
-    kills them, which costs each an attempt (WORKER_STOPPED); a third kills them at once, without a report. A
-    daemon that is away is waited for.
+    The first SIGTERM or Ctrl-C stops claiming and waits for running commands. The second stops them, which
+    costs each job an attempt (WORKER_STOPPED). The third kills them at once, without a report. If the daemon
+    is unavailable, the worker waits for it.
     """
     if once and concurrency > 1:
-        raise click.UsageError("--once: one job has no --concurrency")
-    if shutil.which(words[0]) is None:
-        raise click.UsageError(f"{escaped(words[0])} is no command that can be run")
+        raise click.UsageError("--once cannot be combined with --concurrency")
+    if shutil.which(command[0]) is None:
+        raise click.UsageError(f"command not found: {escaped(command[0])}")
     name = holder or f"{socket.gethostname()}:{os.getpid()}"
-    asked = Asked(kind, executor, name, concurrency, lease_seconds, once, words)
-    sys.exit(asyncio.run(Worker(client, asked).run()))
+    options = WorkOptions(kind, executor, name, concurrency, lease_seconds, once, command)
+    sys.exit(asyncio.run(CommandWorker(client, options).run()))
 
 
-class Worker:
-    """Does jobs until it is told to stop."""
+class CommandWorker:
+    """Runs jobs until a signal stops it."""
 
-    def __init__(self, client: Client, asked: Asked) -> None:
+    def __init__(self, client: Client, options: WorkOptions) -> None:
         self._client = client
-        self._asked = asked
+        self._options = options
         self._stopping = asyncio.Event()
         self._killing = asyncio.Event()
         self._commands: set[RunningCommand] = set()
-        self._is_away = False
+        self._is_waiting_for_daemon = False
         self._interrupted = False
-        self._began = False
+        self._started_job = False
         self._succeeded = True
         self._failed = False
 
     async def run(self) -> int:
-        """Its exit code."""
+        """Run the slots; returns the exit code."""
         loop = asyncio.get_running_loop()
-        for order in ENDING_SIGNALS:
-            loop.add_signal_handler(order, self._stop)
-        places = [self._place() for _ in range(self._asked.concurrency)]
-        ended = await asyncio.gather(*places, return_exceptions=True)
+        for number in ENDING_SIGNALS:
+            loop.add_signal_handler(number, self._stop)
+        slots = [self._slot() for _ in range(self._options.concurrency)]
+        ended = await asyncio.gather(*slots, return_exceptions=True)
         for error in filter(None, ended):
             raise error
         if self._killing.is_set():
             return INTERRUPTED
-        if self._failed or (self._asked.once and not self._succeeded):
-            return NOT_DONE
-        # Who asked for one job and got none must not take it for done.
-        return INTERRUPTED if self._interrupted and self._asked.once and not self._began else 0
+        if self._failed or (self._options.once and not self._succeeded):
+            return FAILED
+        # --once without a job must not look like a job that succeeded.
+        return INTERRUPTED if self._interrupted and self._options.once and not self._started_job else 0
 
     def _stop(self) -> None:
         if self._killing.is_set():
-            self._leave()
+            self._kill_and_exit()
             return
         if self._interrupted:
             self._killing.set()
-            self._tell_of_commands("stopping 1 command", "stopping {} commands")
+            self._say_if_running("stopping 1 command", "stopping {} commands")
         else:
-            self._tell_of_commands(
-                "waiting for 1 job to end; once more stops it",
-                "waiting for {} jobs to end; once more stops them",
+            self._say_if_running(
+                "waiting for 1 job to finish; signal again to stop it",
+                "waiting for {} jobs to finish; signal again to stop them",
             )
         self._interrupted = True
         self._stopping.set()
 
-    def _leave(self) -> None:
-        """At once, and no command stays."""
-        starting = [command for command in self._commands if not command.cut_off()]
+    def _kill_and_exit(self) -> None:
+        """Kill all commands and exit without reports."""
+        starting = [command for command in self._commands if not command.kill_now()]
         if not starting:
             os._exit(INTERRUPTED)
-        asyncio.get_running_loop().call_later(STARTING_SECONDS, self._leave)
+        asyncio.get_running_loop().call_later(STARTING_SECONDS, self._kill_and_exit)
 
-    async def _place(self) -> None:
-        """Do jobs, one after the other. What goes wrong here, others may finish what they have begun."""
+    async def _slot(self) -> None:
+        """Run jobs one after the other. After an error the other slots may finish their jobs."""
         try:
             await self._work()
         except WebhookdError as error:
-            if not self._failed:  # the others may be told the same
-                self._tell(str(error))
+            if not self._failed:  # other slots may fail with the same error
+                self._say(str(error))
             self._failed = True
         finally:
             self._stopping.set()
@@ -185,47 +197,47 @@ class Worker:
             try:
                 claimed = await self._claim_unless_stopping()
             except (ServiceUnavailable, RequestRefused) as error:
-                await self._no_answer(error, delays)
+                await self._wait_for_daemon(error, delays)
                 continue
             if claimed is None:
                 return
-            self._answered()
+            self._daemon_answered()
             delays = Delays()
             if not claimed.body:
                 continue
             lease = self._lease(claimed)
-            self._began = True
+            self._started_job = True
             try:
-                await self._do(lease)
-            except Lost as error:
+                await self._run_job(lease)
+            except LeaseLost as error:
                 self._succeeded = False
-                self._say(lease, f"lost: {error}")
-            if self._asked.once:
+                self._say_of_job(lease, f"lost: {error}")
+            if self._options.once:
                 return
 
-    def _lease(self, claimed: Answer) -> Lease:
+    def _lease(self, claimed: Answer) -> JobLease:
         try:
-            return Lease(self._ask, claimed, self._asked.lease_seconds)
+            return JobLease(self._post, claimed, self._options.lease_seconds)
         except (KeyError, TypeError, ValueError) as error:
             raise unexpected(self._client, error) from error
 
-    async def _no_answer(self, error: ServiceUnavailable | RequestRefused, delays: Delays) -> None:
-        """Away, or switched off: it may be back. What else it refuses, it will refuse again."""
+    async def _wait_for_daemon(self, error: ServiceUnavailable | RequestRefused, delays: Delays) -> None:
+        """Wait if the daemon is unavailable or the queue disabled; other refusals are permanent."""
         if self._stopping.is_set():
             return
         if isinstance(error, RequestRefused) and error.code != DISABLED:
             raise error
-        if not self._is_away:
-            self._is_away = True
-            self._tell(f"{error}; waiting for it")
-        await _first(self._stopping.wait(), asyncio.sleep(delays.next_seconds()))
+        if not self._is_waiting_for_daemon:
+            self._is_waiting_for_daemon = True
+            self._say(f"{error}; waiting")
+        await _wait_for_first(self._stopping.wait(), asyncio.sleep(delays.next_seconds()))
 
-    def _answered(self) -> None:
-        if self._is_away:
-            self._is_away = False
-            self._tell("jobs are taken again")
+    def _daemon_answered(self) -> None:
+        if self._is_waiting_for_daemon:
+            self._is_waiting_for_daemon = False
+            self._say("claiming jobs again")
 
-    async def _do(self, lease: Lease) -> None:
+    async def _run_job(self, lease: JobLease) -> None:
         await lease.renew()
         environment = {
             "WEBHOOKD_JOB_ID": lease.job_id,
@@ -233,29 +245,29 @@ class Worker:
             "WEBHOOKD_JOB_ATTEMPT": str(lease.attempt),
         }
         try:
-            command = RunningCommand(self._asked.words, lease.body, environment)
+            command = RunningCommand(self._options.command, lease.body, environment)
             self._commands.add(command)
             try:
                 async with command:
-                    ended = await self._watched(lease, command)
+                    ended = await self._watch(lease, command)
             finally:
                 self._commands.discard(command)
-        except OSError as error:  # gone since we looked, or no memory or place for it
-            ended = Failure("COMMAND_NOT_STARTED", str(error))
-        if isinstance(ended, Success):
+        except OSError as error:  # the program is gone, or there is no memory or disk space
+            ended = CommandFailure("COMMAND_NOT_STARTED", str(error))
+        if isinstance(ended, CommandSuccess):
             await lease.report("succeed", self._killing.is_set, result_ref=ended.result_ref)
-            self._say(lease, "succeeded")
+            self._say_of_job(lease, "succeeded")
             return
         self._succeeded = False
         await lease.report("fail", self._killing.is_set, **ended._asdict())
-        self._say(lease, f"failed{' for good' if ended.permanent else ''}: {ended.error_code}")
+        self._say_of_job(lease, f"failed{' permanently' if ended.permanent else ''}: {ended.error_code}")
 
-    async def _watched(self, lease: Lease, command: RunningCommand) -> Success | Failure:
-        """How it ended: by itself, or because it had to."""
-        ending = asyncio.ensure_future(command.ended())
+    async def _watch(self, lease: JobLease, command: RunningCommand) -> CommandSuccess | CommandFailure:
+        """Wait for the end of the command, and kill it at a lost lease, a deadline or a second signal."""
+        ending = asyncio.ensure_future(command.wait())
         keeping = asyncio.ensure_future(lease.keep())
         killing = asyncio.ensure_future(self._killing.wait())
-        late = asyncio.ensure_future(lease.deadline()) if lease.has_deadline else killing
+        late = asyncio.ensure_future(lease.wait_for_deadline()) if lease.has_deadline else killing
         watching = {ending, keeping, killing, late}
         try:
             await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
@@ -263,10 +275,10 @@ class Worker:
                 return ending.result()
             await command.kill()
             if keeping.done():
-                keeping.result()  # raises Lost
+                keeping.result()  # raises LeaseLost
             if killing.done():
-                return Failure("WORKER_STOPPED", "the worker was told to stop at once")
-            return Failure("DEADLINE_PASSED", "its deadline passed while it ran")
+                return CommandFailure("WORKER_STOPPED", "the worker was stopped")
+            return CommandFailure("DEADLINE_PASSED", "the deadline passed while the command ran")
         finally:
             for task in watching:
                 task.cancel()
@@ -285,34 +297,34 @@ class Worker:
         return claiming.result()
 
     async def _claim(self) -> Answer:
-        # Not a long one after a silence: that it is over should be said when it is.
-        wait_seconds = 0.0 if self._is_away else WAIT_SECONDS
+        # No long wait after an outage, so that its end is noticed and reported at once.
+        wait_seconds = 0.0 if self._is_waiting_for_daemon else WAIT_SECONDS
         body = {
-            "kind": self._asked.kind,
-            "executor": self._asked.executor,
-            "lease_holder": self._asked.holder,
-            "lease_seconds": self._asked.lease_seconds,
+            "kind": self._options.kind,
+            "executor": self._options.executor,
+            "lease_holder": self._options.holder,
+            "lease_seconds": self._options.lease_seconds,
             "wait_seconds": wait_seconds,
         }
         timeout_seconds = wait_seconds + ANSWER_TIMEOUT_SECONDS
         return await self._client.request("POST", "/v1/jobs/claim", body, timeout_seconds)
 
-    async def _ask(self, path: str, body: Mapping[str, object]) -> Answer:
+    async def _post(self, path: str, body: Mapping[str, object]) -> Answer:
         return await self._client.request("POST", path, body)
 
-    def _say(self, lease: Lease, what: str) -> None:
-        self._tell(f"job {lease.job_id}, attempt {lease.attempt}: {what}")
+    def _say_of_job(self, lease: JobLease, text: str) -> None:
+        self._say(f"job {lease.job_id}, attempt {lease.attempt}: {text}")
 
-    def _tell_of_commands(self, one: str, several: str) -> None:
+    def _say_if_running(self, one: str, several: str) -> None:
         if self._commands:
-            self._tell(one if len(self._commands) == 1 else several.format(len(self._commands)))
+            self._say(one if len(self._commands) == 1 else several.format(len(self._commands)))
 
-    def _tell(self, what: str) -> None:
-        with suppress(OSError):  # nobody reads it any more; the work goes on
-            click.echo(f"webhookd: {what}", err=True)
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # stderr is closed; continue
+            click.echo(f"webhookd: {text}", err=True)
 
 
-async def _first(*waits: Awaitable[object]) -> None:
+async def _wait_for_first(*waits: Awaitable[object]) -> None:
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

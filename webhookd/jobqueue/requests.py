@@ -1,4 +1,4 @@
-"""What may be asked about jobs: as requests.py."""
+"""The requests about jobs. The API decodes bodies and queries into them; queries.py takes some of them."""
 
 from typing import Annotated, TypeAlias
 
@@ -7,57 +7,60 @@ from msgspec import UNSET, Meta, UnsetType
 
 from webhookd.core.limits import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE
 from webhookd.http.fields import EventType, Id, Time, Uuid
-from webhookd.http.requests import given
-from webhookd.jobqueue.api.fields import (
+from webhookd.jobqueue.fields import (
     Attempts,
-    ByExecutor,
     Domain,
     ErrorText,
     Jitter,
     JobCorrelationId,
+    JobExecutor,
     JobKey,
-    Kind,
+    JobKind,
+    JobState,
     LeaseSeconds,
     LeaseToken,
     MaxDelay,
     Name,
-    NewSafePayload,
     Priority,
+    RawSafePayload,
     Recoveries,
     Ref,
     Retention,
     Seconds,
-    Status,
+    ShortText,
     WaitSeconds,
-    Words,
     WorkflowCorrelationId,
 )
-from webhookd.jobqueue.reads import JobPage
 
 
 class NewJob(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/jobs."""
 
-    kind: Kind
-    executor: ByExecutor
+    kind: JobKind
+    executor: JobExecutor
     idempotency_key: JobKey | None = None
     source_ref: Ref | None = None
     target_ref: Ref | None = None
     payload_ref: Ref | None = None
-    # By a function: a default of this type cannot be in a document.
-    safe_payload: NewSafePayload = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
+    # A default factory: a plain default of this type cannot be written into the API document.
+    safe_payload: RawSafePayload = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     priority: Priority = 0
-    process_after: Annotated[Time, Meta(description="not before; else now")] | None = None
-    deadline_at: Annotated[Time, Meta(description="what waits then is cancelled")] | None = None
+    process_after: Annotated[Time, Meta(description="Earliest start. Default: now.")] | None = None
+    deadline_at: (
+        Annotated[Time, Meta(description="The job is cancelled if it is still waiting at this time.")] | None
+    ) = None
     correlation_id: JobCorrelationId | None = None
-    causation_event_id: Annotated[Id, Meta(description="the event that it follows from")] | None = None
+    causation_event_id: Annotated[Id, Meta(description="The event that caused this job.")] | None = None
     event_domain: Domain = "general"
     source_system: Name = "webhookd"
     workflow_id: Uuid | None = None
-    parent_job_id: Annotated[Uuid, Meta(description="a link for the record: it orders nothing")] | None = None
+    parent_job_id: (
+        Annotated[Uuid, Meta(description="A link for the record. It does not affect the order of jobs.")]
+        | None
+    ) = None
 
 
-# Not of all fields: this one can be sent as it stands, where no event, workflow or other job is.
+# An example of its own, which can be sent as it is: it refers to no event, workflow or other job.
 JobToEnqueue: TypeAlias = Annotated[
     NewJob,
     Meta(
@@ -77,10 +80,12 @@ JobToEnqueue: TypeAlias = Annotated[
 class ClaimJob(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/jobs/claim."""
 
-    kind: Kind
-    executor: ByExecutor
-    lease_holder: Annotated[Name, Meta(description="who does it, for the record")]
-    lease_name: Annotated[Name, Meta(description="of the pool it works in; else the kind")] | None = None
+    kind: JobKind
+    executor: JobExecutor
+    lease_holder: Annotated[Name, Meta(description="Name of the worker, for the record.")]
+    lease_name: (
+        Annotated[Name, Meta(description="Name of the worker's pool. Default: the job kind.")] | None
+    ) = None
     lease_seconds: LeaseSeconds = 60.0
     wait_seconds: WaitSeconds = 0.0
 
@@ -89,7 +94,7 @@ class ReportProgress(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/jobs/{id}/progress."""
 
     lease_token: LeaseToken
-    status_signal: Annotated[Words, Meta(description="how it goes, in a few words")] | None = None
+    status_signal: Annotated[ShortText, Meta(description="Progress in a few words.")] | None = None
 
 
 class ReportSuccess(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,21 +105,20 @@ class ReportSuccess(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReportFailure(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /v1/jobs/{id}/fail. What is longer than 100 and 2000 characters is cut."""
+    """POST /v1/jobs/{id}/fail. The code is cut to 100 characters, the message to 2000."""
 
     lease_token: LeaseToken
     error_code: (
-        Annotated[ErrorText, Meta(examples=["NO_PICTURE"], description="what went wrong, for programs")]
-        | None
+        Annotated[ErrorText, Meta(examples=["NO_PICTURE"], description="The error, for programs.")] | None
     ) = None
     error_message: ErrorText | None = None
-    permanent: Annotated[bool, Meta(description="no further attempt can help")] = False
+    permanent: Annotated[bool, Meta(description="True if a retry cannot succeed.")] = False
 
 
 class CancelJob(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/jobs/{id}/cancel."""
 
-    reason: Annotated[Words, Meta(examples=["not wanted any more"])]
+    reason: Annotated[ShortText, Meta(examples=["no longer needed"])]
 
 
 class RequeueJob(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,7 +128,8 @@ class RequeueJob(msgspec.Struct, forbid_unknown_fields=True):
         Annotated[
             Time,
             Meta(
-                description="of the new job, and still to come; else none", examples=["2099-12-31T12:00:00Z"]
+                description="Deadline of the new job, in the future. Default: none.",
+                examples=["2099-12-31T12:00:00Z"],
             ),
         ]
         | None
@@ -134,30 +139,27 @@ class RequeueJob(msgspec.Struct, forbid_unknown_fields=True):
 class JobsQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """GET /v1/jobs."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="of a page")] = DEFAULT_PAGE_SIZE
-    cursor: Annotated[Uuid, Meta(description="next_cursor of the page before")] | UnsetType = UNSET
-    status: Status | UnsetType = UNSET
-    kind: Kind | UnsetType = UNSET
-
-    @property
-    def page(self) -> JobPage:
-        """One row more than asked for tells whether there is a next page."""
-        return JobPage(self.limit + 1, given(self.cursor))
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="Page size.")] = DEFAULT_PAGE_SIZE
+    cursor: Annotated[Uuid, Meta(description="next_cursor of the previous page.")] | UnsetType = UNSET
+    status: JobState | UnsetType = UNSET
+    kind: JobKind | UnsetType = UNSET
 
 
 class NewWorkflow(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/job-workflows."""
 
-    workflow_kind: Kind
-    generator: Annotated[Name, Meta(examples=["MOT:template_1"], description="who makes its jobs")]
+    workflow_kind: JobKind
+    generator: Annotated[
+        Name, Meta(examples=["MOT:template_1"], description="The system that adds the jobs.")
+    ]
     correlation_id: WorkflowCorrelationId | None = None
     workflow_id: (
-        Annotated[Uuid, Meta(description="the generator's own; asked again, it is the same")] | None
+        Annotated[Uuid, Meta(description="Chosen by the generator; a repeated request is then safe.")] | None
     ) = None
 
 
 class PolicyChange(msgspec.Struct, forbid_unknown_fields=True):
-    """Numbers of the retry policy: what is there is changed."""
+    """Changes the given settings of the default retry policy."""
 
     max_attempts: Attempts | UnsetType = UNSET
     base_delay_seconds: Seconds | UnsetType = UNSET
@@ -168,9 +170,9 @@ class PolicyChange(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KindPolicyChange(msgspec.Struct, forbid_unknown_fields=True):
-    """The same for one kind; null is the number of all others again."""
+    """Changes the given settings of one job kind. Null restores the default."""
 
-    job_kind: Kind
+    job_kind: JobKind
     max_attempts: Attempts | UnsetType | None = UNSET
     base_delay_seconds: Seconds | UnsetType | None = UNSET
     max_delay_seconds: MaxDelay | UnsetType | None = UNSET
@@ -179,8 +181,8 @@ class KindPolicyChange(msgspec.Struct, forbid_unknown_fields=True):
     retention_seconds: Retention | UnsetType | None = UNSET
 
 
-class SubstrateChange(msgspec.Struct, forbid_unknown_fields=True):
-    """PATCH /v1/job-substrate: what is there is changed."""
+class JobQueueChange(msgspec.Struct, forbid_unknown_fields=True):
+    """PATCH /v1/job-substrate. Only the given fields change."""
 
     enabled: bool | UnsetType = UNSET
     policy: PolicyChange | UnsetType = UNSET
@@ -191,10 +193,10 @@ class NewRegistration(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/job-registrations."""
 
     event_type: EventType
-    job_kind: Kind
-    executor: Annotated[ByExecutor | None, Meta(description="needed unless it is switched off")] = None
+    job_kind: JobKind
+    executor: Annotated[JobExecutor | None, Meta(description="Required unless `active` is false.")] = None
     priority: Priority = 0
     active: Annotated[
         bool,
-        Meta(description="false: events of this type give no more such jobs; the rest stays as it is"),
+        Meta(description="False: events of this type stop creating these jobs; nothing else changes."),
     ] = True

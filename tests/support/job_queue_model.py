@@ -1,8 +1,8 @@
-"""What a queue of jobs must be like after each step: the model of test_substrate_machine.py."""
+"""The model of test_job_queue_machine.py: the expected state of the queue after each step."""
 
 from dataclasses import dataclass, field
 
-from tests.support.substrate import Status
+from tests.support.job_queue import Status
 
 HELD = {Status.LEASED, Status.IN_PROGRESS}
 OPEN = {Status.QUEUED, Status.RETRY_WAITING, *HELD}
@@ -12,32 +12,32 @@ MAX_RECOVERIES = 1
 
 @dataclass
 class Job:
-    """What is known of one."""
+    """The expected state of one job."""
 
     id: str
     executor: str
     priority: int
     workflow: bool
-    moved_by: list[str]  # the login of each move and renewal, the birth's first
+    moved_by: list[str]  # the login of each transition and renewal, starting with the insert
     status: Status = Status.QUEUED
     attempts: int = 0
     recoveries: int = 0
     token: str | None = None
-    short: bool = False  # what a renewal adds to its lease is over at once
+    short: bool = False  # its lease is so short that a renewal expires at once
     expired: bool = False
     due: bool = True
     late: bool = False
-    ended: Status | None = None  # what it was cleaned from
-    heir: str | None = None  # the job that it was requeued as
-    reported: str | None = None  # how its last lease ended, if its holder said so
+    ended: Status | None = None  # its status before it was cleaned
+    requeued_as: str | None = None
+    reported: str | None = None  # the report of its last lease, if there was one
 
     def move(self, status: Status, by: str) -> None:
-        """Take an edge; DP2's drawing has them."""
+        """Change the status."""
         self.status = status
         self.moved_by.append(by)
 
     def fail(self, by: str, *, permanent: bool = False) -> None:
-        """Count an attempt, and go on from there."""
+        """Fail one attempt: retry, or dead letter."""
         self.move(Status.FAILED, by)
         self.attempts += 1
         self.due = False
@@ -50,14 +50,14 @@ class Job:
 
 @dataclass
 class World:
-    """All there is."""
+    """The expected state of the queue."""
 
     enabled: bool = True
     jobs: dict[str, Job] = field(default_factory=dict)
     keys: dict[str, Job] = field(default_factory=dict)
 
     def next(self, executor: str, taken: Job | None = None) -> Job | None:
-        """Whom a claim gets: the most urgent, of them the oldest, but the one that another just takes."""
+        """The job that a claim gets: highest priority, then oldest, except the one already taken."""
         waiting = [
             job
             for job in self.jobs.values()
@@ -66,7 +66,7 @@ class World:
         return max(waiting, key=lambda job: job.priority, default=None)
 
     def workflow(self) -> str:
-        """How the workflow must stand."""
+        """The expected status of the workflow."""
         ends = [job.ended or job.status for job in self.jobs.values() if job.workflow]
         if not ends or OPEN.intersection(ends):
             return "active"

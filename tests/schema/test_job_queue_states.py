@@ -1,20 +1,23 @@
-"""The nine states, as triggers and constraints keep them: a superuser asks, so no right decides."""
+"""The nine states as triggers and constraints enforce them, tested as a superuser."""
 
+import re
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
 from tests.support.catalog import columns, refusal, undone, update
-from tests.support.substrate import KIND, Status, Substrate
+from tests.support.job_queue import KIND, JobQueue, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.support.database import Connection, Database
 
-WORK = "webhookd.job_queue"
+TABLE = "webhookd.job_queue"
+README = Path(__file__).parents[2] / "schema" / "README.md"
 LEASE = {
     "lease_name": "'lease'",
     "lease_holder": "'holder'",
@@ -35,12 +38,12 @@ RECOVERY = {
     "leased_until": "null",
     "process_after": "now()",
 }
-CANCELLING = {"cancel_reason": "'not wanted'", "finished_at": "now()"}
+CANCELLING = {"cancel_reason": "'not needed'", "finished_at": "now()"}
 CLEANING = {"cleaned_from": "status", "safe_payload": "'{}'"}
 
 QUEUED, LEASED, IN_PROGRESS, SUCCEEDED, FAILED, RETRY_WAITING, DEAD_LETTER, CANCELLED, CLEANED = Status
 
-# Every edge, with what it changes beside the status.
+# Every edge, with the columns it changes beside the status.
 EDGES: "dict[tuple[Status, Status], Mapping[str, str]]" = {
     (QUEUED, LEASED): LEASE,
     (QUEUED, CANCELLED): CANCELLING,
@@ -59,7 +62,7 @@ EDGES: "dict[tuple[Status, Status], Mapping[str, str]]" = {
     (SUCCEEDED, CLEANED): CLEANING,
     (CANCELLED, CLEANED): CLEANING,
 }
-# No edges: a time moved by an operator, and a lease renewed.
+# The status stays: an operator moves a time, or a lease is renewed.
 STAYS: "dict[tuple[Status, Status], Mapping[str, str]]" = {
     (QUEUED, QUEUED): {"process_after": "now() + interval '1 hour'", "scheduled": "true"},
     (LEASED, LEASED): {"leased_until": "leased_until + interval '1 minute'"},
@@ -71,7 +74,7 @@ STAYS: "dict[tuple[Status, Status], Mapping[str, str]]" = {
 }
 LEGAL = EDGES | STAYS
 
-# One wrong companion of an otherwise right change.
+# One wrong column in an otherwise valid change.
 WRONG: list[tuple[Status, Status, str, str, str]] = [
     (QUEUED, LEASED, "attempts", "attempts + 1", "WH411"),
     (QUEUED, LEASED, "lease_token", "null", "WH411"),
@@ -137,7 +140,7 @@ IDENTITY = {
     "enqueued_at",
     "source_system",
 }
-BIRTH_MARKS = {
+NULL_AT_INSERT = {
     "status": "'leased'",
     "attempts": "1",
     "last_error": "'x'",
@@ -156,118 +159,137 @@ BIRTH_MARKS = {
     "cancel_reason": "'x'",
     "cleaned_from": "'succeeded'",
 }
-FREE_AT_BIRTH = {"safe_payload", "process_after", "scheduled"}
+FREE_AT_INSERT = {"safe_payload", "process_after", "scheduled"}
 
 
 class Jobs:
-    """A job in each of the nine states, to be tried on and left as it was."""
+    """One job in each of the nine states; every update is rolled back."""
 
     def __init__(self, superuser: "Connection", ids: dict[Status, str]) -> None:
         self.superuser = superuser
         self.ids = ids
 
-    async def refusal(self, before: Status, after: Status, companions: "Mapping[str, str]") -> str | None:
-        """How an UPDATE from one state towards another is refused; None where it is served."""
-        statement = update(WORK, {"status": f"'{after}'"} | dict(companions), "job_id")
+    async def refusal(self, before: Status, after: Status, changes: "Mapping[str, str]") -> str | None:
+        """The error of an UPDATE from one status to another; None if it is accepted."""
+        statement = update(TABLE, {"status": f"'{after}'"} | dict(changes), "job_id")
         if before is not FAILED:
             return await refusal(self.superuser, statement, self.ids[before])
         async with undone(self.superuser):
-            # In a transaction, which is the only time it is in this state.
+            # `failed` exists only within a transaction.
             leased = self.ids[IN_PROGRESS]
-            await self.superuser.execute(update(WORK, {"status": "'failed'"} | FAILURE, "job_id"), leased)
+            await self.superuser.execute(update(TABLE, {"status": "'failed'"} | FAILURE, "job_id"), leased)
             return await refusal(self.superuser, statement, leased)
 
 
 @pytest.fixture
-async def substrate(database: "Database") -> Substrate:
-    """Give the functions, switched on."""
-    return await Substrate.open(database)
+async def queue(database: "Database") -> JobQueue:
+    """The enabled job queue."""
+    return await JobQueue.open(database)
 
 
 @pytest.fixture
-async def jobs(substrate: Substrate) -> Jobs:
-    """Give one in each state but `failed`; leases are over, and retries due."""
-    ids = {status: await substrate.job_in(status) for status in Status if status is not FAILED}
+async def jobs(queue: JobQueue) -> Jobs:
+    """A job in each status but `failed`, with expired leases and due retries."""
+    ids = {status: await queue.job_in(status) for status in Status if status is not FAILED}
     for held in (LEASED, IN_PROGRESS):
-        await substrate.expire(ids[held])
-    await substrate.let_retries_fall_due()
-    return Jobs(substrate.superuser, ids)
+        await queue.expire(ids[held])
+    await queue.make_retries_due()
+    return Jobs(queue.superuser, ids)
 
 
-async def test_the_edges_are_these_and_no_others(jobs: Jobs) -> None:
-    """Each edge is served with its companions; no other pair of states is, whichever edge's go with it."""
+async def test_exactly_these_edges_are_allowed(jobs: Jobs) -> None:
+    """Each edge is accepted with its columns; every other pair of states is refused with any of them."""
     for before, after in product(Status, repeat=2):
         if (before, after) in LEGAL:
             assert await jobs.refusal(before, after, LEGAL[before, after]) is None, (before, after)
             continue
         expected = "WH410" if before is CLEANED else "WH411"
-        for companions in LEGAL.values():
-            assert await jobs.refusal(before, after, companions) == expected, (before, after, companions)
+        for changes in LEGAL.values():
+            assert await jobs.refusal(before, after, changes) == expected, (before, after, changes)
 
 
-async def test_time_alone_goes_these_edges_and_not_before(substrate: Substrate, jobs: Jobs) -> None:
-    """A lease that has not ended is not recovered, nor a retry promoted that is not due, whoever asks."""
+async def test_edges_table_equals_the_documentation(queue: JobQueue) -> None:
+    """The table job_transition, the edge table of schema/README.md and EDGES have the same edges."""
+    rows = await queue.superuser.fetch(
+        "select from_status, to_status, may_change from webhookd.job_transition"
+    )
+    stored = {(row["from_status"], row["to_status"]) for row in rows}
+    assert stored == set(LEGAL)
+    documented = {
+        (before, line[2])
+        for line in re.finditer(r"^\| ([a-z_, ]+) → ([a-z_]+) \|", README.read_text(), re.MULTILINE)
+        for before in line[1].split(", ")
+    }
+    assert documented == set(EDGES)
+    assert {status for edge in stored for status in edge} == set(Status)
+    known = {column.name for column in await columns(queue.superuser, TABLE)}
+    ruled = {"status", "attempts", "lease_recoveries", "lease_token"}
+    assert {name for row in rows for name in row["may_change"]} <= known - ruled - IDENTITY
+
+
+async def test_timed_edges_are_refused_too_early(queue: JobQueue, jobs: Jobs) -> None:
+    """A lease that has not ended is not recovered, and a retry that is not due is not promoted."""
     for before in (LEASED, IN_PROGRESS, RETRY_WAITING):
-        jobs.ids[before] = await substrate.job_in(before)
+        jobs.ids[before] = await queue.job_in(before)
         assert await jobs.refusal(before, QUEUED, EDGES[before, QUEUED]) == "WH411", before
 
 
-async def test_a_wrong_companion_spoils_an_edge(jobs: Jobs) -> None:
-    """One column that the edge does not change so, and it is refused."""
+async def test_one_wrong_column_is_refused(jobs: Jobs) -> None:
+    """An edge is refused if it changes one column in another way."""
     for before, after, column, expression, refused_by in WRONG:
-        companions = dict(LEGAL[before, after]) | {column: expression}
-        assert await jobs.refusal(before, after, companions) == refused_by, (before, after, column)
+        changes = dict(LEGAL[before, after]) | {column: expression}
+        assert await jobs.refusal(before, after, changes) == refused_by, (before, after, column)
 
 
-async def test_what_work_is_about_never_changes(jobs: Jobs) -> None:
-    """No edge takes an identity column along; every column is on one side, here and in the trigger."""
-    known = {column.name: column for column in await columns(jobs.superuser, WORK)}
-    assert set(known) == IDENTITY | set(BIRTH_MARKS) | FREE_AT_BIRTH
+async def test_identity_columns_never_change(jobs: Jobs) -> None:
+    """No edge may change an identity column; every column of the table is classified here."""
+    known = {column.name: column for column in await columns(jobs.superuser, TABLE)}
+    assert set(known) == IDENTITY | set(NULL_AT_INSERT) | FREE_AT_INSERT
     for (before, after), right in LEGAL.items():
         for name in IDENTITY:
             wrong = dict(right) | {name: known[name].different}
             assert await jobs.refusal(before, after, wrong) == "WH411", (before, after, name)
 
 
-async def test_what_is_over_does_not_change_but_by_its_edge(jobs: Jobs) -> None:
-    """Every single column of a job that is over is refused another value, and its own too."""
+async def test_finished_jobs_change_only_by_their_edges(jobs: Jobs) -> None:
+    """An update of any single column of a finished job is refused, even to the same value."""
     for status in (SUCCEEDED, DEAD_LETTER, CANCELLED, CLEANED):
         expected = "WH410" if status is CLEANED else "WH411"
-        for column in await columns(jobs.superuser, WORK):
+        for column in await columns(jobs.superuser, TABLE):
             if column.name == "status":
                 continue
             for value in (column.different, column.name):
                 assert await jobs.refusal(status, status, {column.name: value}) == expected, (status, column)
 
 
-async def test_work_is_born_queued_and_untried(substrate: Substrate) -> None:
-    """With another status, or any mark of a life before, it is refused; else it is served."""
-    birth = (
+async def test_jobs_are_inserted_queued_and_untried(queue: JobQueue) -> None:
+    """An insert with another status, or with a value from a later state, is refused."""
+    insert = (
         "insert into webhookd.job_queue (job_kind, event_domain, idempotency_key, executor, enqueued_by, "
         "source_system{0}) values ('k', 'd', 'key', 'DOT', 'me', 'here'{1})"
     )
-    assert await refusal(substrate.superuser, birth.format("", "")) is None
-    for column, value in BIRTH_MARKS.items():
-        statement = birth.format(f", {column}", f", {value}")
-        assert await refusal(substrate.superuser, statement) == "WH411", column
+    assert await refusal(queue.superuser, insert.format("", "")) is None
+    for column, value in NULL_AT_INSERT.items():
+        statement = insert.format(f", {column}", f", {value}")
+        assert await refusal(queue.superuser, statement) == "WH411", column
 
 
-async def test_nobody_is_left_failed(substrate: Substrate, jobs: Jobs) -> None:
-    """The UPDATE is served, its COMMIT is not; with the second edge in the same transaction it is."""
+async def test_no_job_stays_failed(queue: JobQueue, jobs: Jobs) -> None:
+    """The UPDATE to failed is accepted, but not its COMMIT without the second edge."""
     job_id = jobs.ids[LEASED]
-    with pytest.raises(asyncpg.PostgresError, match="neither to be retried nor a dead letter") as failed:
-        await jobs.superuser.execute(update(WORK, {"status": "'failed'"} | FAILURE, "job_id"), job_id)
+    with pytest.raises(asyncpg.PostgresError, match="must become retry_waiting or dead_letter") as failed:
+        await jobs.superuser.execute(update(TABLE, {"status": "'failed'"} | FAILURE, "job_id"), job_id)
     assert failed.value.sqlstate == "WH411"
-    assert await substrate.status(job_id) is LEASED
+    assert await queue.status(job_id) is LEASED
     async with jobs.superuser.transaction():
-        await jobs.superuser.execute(update(WORK, {"status": "'failed'"} | FAILURE, "job_id"), job_id)
+        await jobs.superuser.execute(update(TABLE, {"status": "'failed'"} | FAILURE, "job_id"), job_id)
         dead = {"status": "'dead_letter'"} | dict(EDGES[FAILED, DEAD_LETTER])
-        await jobs.superuser.execute(update(WORK, dead, "job_id"), job_id)
-    assert await substrate.status(job_id) is DEAD_LETTER
+        await jobs.superuser.execute(update(TABLE, dead, "job_id"), job_id)
+    assert await queue.status(job_id) is DEAD_LETTER
 
 
 async def test_history_is_kept(jobs: Jobs) -> None:
-    """No job, workflow or setting is deleted; the ledger does not change at all."""
+    """Jobs, workflows and settings cannot be deleted; the ledger cannot change."""
     for statement in (
         "delete from webhookd.job_queue",
         "truncate webhookd.job_queue cascade",
@@ -281,14 +303,14 @@ async def test_history_is_kept(jobs: Jobs) -> None:
         assert await refusal(jobs.superuser, statement) == "WH410", statement
 
 
-async def test_the_tables_refuse_what_dp2_forbids(substrate: Substrate) -> None:
-    """By CHECK, also to a superuser: unknown executors and MOT, payload keys, states, empty names."""
-    birth = (
+async def test_the_tables_refuse_what_dp2_forbids(queue: JobQueue) -> None:
+    """By CHECK, even for a superuser: unknown executors, MOT, payload keys, states, empty names."""
+    insert = (
         "insert into webhookd.job_queue (job_kind, event_domain, idempotency_key, executor, enqueued_by, "
         "source_system, safe_payload, payload_classification) values ('k', $1, 'key', $2, $3, $4, $5, $6)"
     )
     good = ["d", "DOT", "me", "here", "{}", "safe_metadata"]
-    assert await refusal(substrate.superuser, birth, *good) is None
+    assert await refusal(queue.superuser, insert, *good) is None
     forbidden = ("body", "content", "raw", "vector", "embedding", "secret", "token", "password", "ssn")
     for place, value, constraint in [
         (0, " ", "job_queue_event_domain_check"),
@@ -305,7 +327,7 @@ async def test_the_tables_refuse_what_dp2_forbids(substrate: Substrate) -> None:
         ),
     ]:
         wrong = [*good[:place], value, *good[place + 1 :]]
-        assert await refusal(substrate.superuser, birth, *wrong) == constraint, value
-    await substrate.enqueue("once")
-    again = birth.replace("'key'", "'once'").replace("'k'", f"'{KIND}'")
-    assert await refusal(substrate.superuser, again, *good) == "ux_job_queue_kind_idempotency_key"
+        assert await refusal(queue.superuser, insert, *wrong) == constraint, value
+    await queue.enqueue("once")
+    again = insert.replace("'key'", "'once'").replace("'k'", f"'{KIND}'")
+    assert await refusal(queue.superuser, again, *good) == "ux_job_queue_kind_idempotency_key"

@@ -1,6 +1,6 @@
-"""What the substrate's functions touch beside a long history and a long queue, by the session's counters.
+"""The pages that the functions read with a long history and a long queue, from the session's counters.
 
-As in test_plans.py; with statistics from before the backlog came, and with fresh ones.
+As in test_plans.py, with statistics from before the backlog and with fresh ones.
 """
 
 import os
@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.database import Cluster, Database
 from tests.support.history import Touched, copy_database, table_names, vacuum, watch
+from tests.support.job_queue import ACTOR, KIND, Answer, JobQueue, Status
 from tests.support.postgres import run_apart
-from tests.support.substrate import ACTOR, KIND, Answer, Status, Substrate
 from webhookd.db.paging import Row
 from webhookd.jobqueue import reads as job_reads
 
@@ -23,14 +23,22 @@ if TYPE_CHECKING:
 
     from tests.support.database import Connection
 
-# Few enough for every test run; `make history` takes a million that are over, and 100,000 that wait.
+# Few, so that the test is fast; `make history` uses a million finished and 100,000 waiting jobs.
 FINISHED = int(os.environ.get("WEBHOOKD_TEST_HISTORY", "20000"))
 WAITING = max(20_000, FINISHED // 10)
-# A move of a job is a descent of the index that finds it, its row, and an entry in each of the indexes of
-# what is queued, held, over or listed. Measured: 41 to 53 blocks of job_queue, in a btree of three levels.
-BLOCKS_A_MOVE = 75
-# How many moves a call makes; to look for nothing is none, to count a hundred of each is no move but as much.
-MOVES = {"fail": 2, "bury": 2, "reap": 3, "requeue": 2, "sweep": 5, "health": 4, "claim, many due": 2}
+# A transition reads one index descent and the row, and writes an entry into each index of queued, held,
+# finished or listed jobs. Measured: 41 to 53 blocks of job_queue, with B-trees of three levels.
+BLOCKS_PER_TRANSITION = 75
+# Transitions per call. A health call makes none, but reads as much.
+TRANSITIONS = {
+    "fail": 2,
+    "fail permanently": 2,
+    "reap": 3,
+    "requeue": 2,
+    "sweep": 5,
+    "health": 4,
+    "claim, many due": 2,
+}
 OURS = (
     "ix_job_queue_claim_order",
     "ix_job_queue_scheduled",
@@ -54,7 +62,7 @@ FINISHED_JOBS = """
                  (array['cleaned', 'succeeded', 'cancelled', 'dead_letter'])[1 + i % 4] as status
           from generate_series(1, $2::int) i) s
 """
-# Half of it can be claimed; the other half is for next week, and of a higher priority.
+# Half of the jobs can be claimed; the other half is for next week and has a higher priority.
 WAITING_JOBS = """
     insert into webhookd.job_queue (
         job_kind, event_domain, idempotency_key, executor, process_after, scheduled, priority, enqueued_by,
@@ -65,8 +73,8 @@ WAITING_JOBS = """
     from generate_series(1, $2::int) i
 """
 FALL_DUE = "update webhookd.job_queue set process_after = now() where job_kind = $1 and scheduled and $2 = 0"
-# Moves of many jobs, by somebody; and the lease of one was renewed for a week: each a row of the ledger.
-PAST_MOVES = """
+# Transitions of many jobs, and a week of renewals of one job: each is a ledger row.
+PAST_TRANSITIONS = """
     insert into webhookd.job_command_run (job_id, command, from_status, to_status, actor, attempts)
     select gen_random_uuid(), 'fn_job_claim', 'queued', 'leased', $1, 0 from generate_series(1, $2::int)
 """
@@ -74,52 +82,52 @@ RENEWALS = """
     insert into webhookd.job_command_run (job_id, command, from_status, to_status, actor, attempts)
     select $1, 'fn_job_progress', 'in_progress', 'in_progress', 'past', 0 from generate_series(1, $2::int)
 """
-# What the four moves of such a job are found in: a descent of the ledger's index, and their rows.
-BLOCKS_OF_THE_LEDGER = 15
+# To find the four transitions of such a job: one descent of the ledger's index, and their rows.
+LEDGER_BLOCKS = 15
 
 
 async def insert(superuser: "Connection", statement: str, of: str, number: int) -> None:
-    """Rows that are born old: without triggers and foreign keys."""
+    """Insert rows without triggers and foreign keys."""
     async with superuser.transaction():
         await superuser.execute("set local session_replication_role = replica")
         await superuser.execute(statement, of, number)
 
 
 async def write_history(superuser: "Connection") -> None:
-    """Finished jobs, with statistics of now; autovacuum, which would make others, is off."""
+    """Insert finished jobs and analyze; autovacuum is off, as it would change the statistics."""
     for table in await table_names(superuser):
         await superuser.execute(f"alter table webhookd.{table} set (autovacuum_enabled = false)")
     await insert(superuser, FINISHED_JOBS, KIND, FINISHED)
-    await insert(superuser, PAST_MOVES, ACTOR, 2 * WAITING)
+    await insert(superuser, PAST_TRANSITIONS, ACTOR, 2 * WAITING)
     await insert(superuser, RENEWALS, str(uuid4()), WAITING)
     await vacuum(superuser)
 
 
 class Calls:
-    """One session, which makes every call, and keeps what each touched."""
+    """One session that makes every call and records the pages it read."""
 
-    def __init__(self, substrate: Substrate, *, analyzed: bool) -> None:
-        self.substrate = substrate
-        self._analyzed = analyzed  # also what is made on the way
+    def __init__(self, queue: JobQueue, *, analyzed: bool) -> None:
+        self.queue = queue
+        self._analyzed = analyzed  # also analyze what is created in between
         self.touched: dict[str, Touched] = {}
 
     async def watch(self, name: str, function: str, **arguments: object) -> Answer:
-        """A call, watched."""
+        """Make a call and record it."""
 
         async def call(_: "Connection") -> Answer:
-            return await self.substrate.call(function, **arguments)
+            return await self.queue.call(function, **arguments)
 
-        answer, self.touched[name] = await watch(self.substrate.daemon, call)
+        answer, self.touched[name] = await watch(self.queue.daemon, call)
         return answer
 
     async def read(self, name: str, read: "Callable[[Connection], Awaitable[Row | None]]") -> Row:
-        """What the API shows, watched."""
-        row, self.touched[name] = await watch(self.substrate.daemon, read, "repeatable_read")
+        """Run one of the API's reads and record it."""
+        row, self.touched[name] = await watch(self.queue.daemon, read, "repeatable_read")
         assert row is not None
         return row
 
     async def claim(self, name: str = "claim", kind: str = KIND) -> Answer:
-        """The next job's lease."""
+        """Claim the next job."""
         return await self.watch(
             name,
             "fn_job_claim",
@@ -131,13 +139,13 @@ class Calls:
         )
 
     async def report(self, name: str, function: str, lease: Answer, **arguments: object) -> None:
-        """A word of the holder's, which is accepted."""
+        """A report that is accepted."""
         named = {"p_job_id": lease["job_id"], "p_lease_token": lease["lease_token"], "p_actor": ACTOR}
         assert (await self.watch(name, function, **named, **arguments))["refused"] is False
 
     async def go(self) -> dict[str, Touched]:
-        """Every call once, the plans settled by a round before."""
-        substrate = self.substrate
+        """Make every call; the second round counts, when plans are cached."""
+        queue = self.queue
         for round_number in range(2):
             await self.watch(
                 "enqueue",
@@ -151,9 +159,9 @@ class Calls:
             assert [lease["priority"] for lease in leases] == [2] * 4
             assert (await self.claim("claim, nothing", "unknown"))["reason"] == "nothing_to_claim"
             await self.report("progress", "fn_job_progress", leases[0], p_status_signal_only="half")
-            await insert(substrate.superuser, RENEWALS, leases[0]["job_id"], WAITING)
+            await insert(queue.superuser, RENEWALS, leases[0]["job_id"], WAITING)
             if self._analyzed:
-                await substrate.superuser.execute("analyze webhookd.job_command_run")
+                await queue.superuser.execute("analyze webhookd.job_command_run")
             for name in ("succeed", "succeed again"):
                 await self.report(name, "fn_job_succeed", leases[0], p_result_ref="r")
             shown = await self.read("show", partial(job_reads.job, job_id=UUID(leases[0]["job_id"])))
@@ -162,34 +170,34 @@ class Calls:
             await self.read("decisions", job_reads.configuration)
             failure = {"p_error_code": "X", "p_error_message": "x"}
             await self.report("fail", "fn_job_fail_transient", leases[1], **failure)
-            await self.report("bury", "fn_job_fail_permanent", leases[2], **failure)
-            await substrate.expire(leases[3]["job_id"])
-            await substrate.let_retries_fall_due()
-            late = await substrate.job_in(Status.QUEUED)
-            await substrate.let_deadline_pass(late)
+            await self.report("fail permanently", "fn_job_fail_permanent", leases[2], **failure)
+            await queue.expire(leases[3]["job_id"])
+            await queue.make_retries_due()
+            late = await queue.job_in(Status.QUEUED)
+            await queue.let_deadline_pass(late)
             done = await self.watch("reap", "fn_job_lease_reaper")
             assert (done["recovered"], done["promoted"], done["cancelled"]) == (1, 1, 1)
             await self.watch("requeue", "fn_job_requeue", p_job_id=leases[2]["job_id"], p_actor=ACTOR)
             await self.watch("sweep", "fn_job_cleanup_sweep", p_batch_size=5)
-            await substrate.daemon.execute("select webhookd.publish('a.b', '{}')")
+            await queue.daemon.execute("select webhookd.publish('a.b', '{}')")
             assert (await self.watch("spawn", "fn_job_spawn_from_events"))["jobs"] == 1
             await self.watch("health", "fn_job_queue_health", p_counted_up_to=100)
-        # Last, for they stay: as many fall due at once as were for next week.
-        await insert(substrate.superuser, FALL_DUE, KIND, 0)
+        # Last, because it changes the queue: all scheduled jobs become due at once.
+        await insert(queue.superuser, FALL_DUE, KIND, 0)
         for _ in range(2):
             await self.claim("claim, many due")
         return self.touched
 
 
 class Laboratory:
-    """What the calls touch, with either statistics."""
+    """Runs the calls on databases with stale and fresh statistics, and without our indexes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._observed: Future[dict[str, dict[str, Touched]]] = Future()
 
     def touched(self) -> dict[str, dict[str, Touched]]:
-        """By statistics and call; observed once, also when it fails."""
+        """By statistics and call. Runs once, even if it fails."""
         if not self._observed.done():
             try:
                 self._observed.set_result(run_apart(self._observe()))
@@ -218,22 +226,22 @@ class Laboratory:
                 await self._cluster.drop_database(each)
 
     async def _calls(self, database: Database, *, analyzed: bool = False) -> dict[str, Touched]:
-        substrate = await Substrate.open(database)
-        await substrate.call(
+        queue = await JobQueue.open(database)
+        await queue.call(
             "fn_job_register_event", p_event_type="a.b", p_kind="spawned", p_executor="DOT", p_actor=ACTOR
         )
-        await substrate.configure(KIND, retention_seconds=0, base_delay_seconds=1)
-        return await Calls(substrate, analyzed=analyzed).go()
+        await queue.configure(KIND, retention_seconds=0, base_delay_seconds=1)
+        return await Calls(queue, analyzed=analyzed).go()
 
 
 @pytest.fixture(scope="session")
 def laboratory(cluster: Cluster) -> Laboratory:
-    """One for each server: the history takes seconds to write."""
+    """One per server: writing the history takes seconds."""
     return Laboratory(cluster)
 
 
-def test_no_call_scans_what_grows(laboratory: Laboratory) -> None:
-    """Whatever the planner knew, nothing that grows is read from end to end."""
+def test_no_call_scans_a_growing_table(laboratory: Laboratory) -> None:
+    """No sequential scan, with stale or fresh statistics."""
     scanned = {
         (statistics, call, table)
         for statistics in ("stale", "fresh")
@@ -244,28 +252,28 @@ def test_no_call_scans_what_grows(laboratory: Laboratory) -> None:
     assert scanned == set()
 
 
-def dear(calls: dict[str, Touched]) -> dict[str, int]:
-    """The calls that touched more of the queue than their moves explain."""
+def expensive(calls: dict[str, Touched]) -> dict[str, int]:
+    """The calls that read more of job_queue than their transitions explain."""
     return {
         call: touched.blocks["job_queue"]
         for call, touched in calls.items()
-        if touched.blocks["job_queue"] > BLOCKS_A_MOVE * MOVES.get(call, 1)
+        if touched.blocks["job_queue"] > BLOCKS_PER_TRANSITION * TRANSITIONS.get(call, 1)
     }
 
 
 @pytest.mark.parametrize("statistics", ["stale", "fresh"])
-def test_every_call_touches_a_handful_of_pages(laboratory: Laboratory, statistics: str) -> None:
-    """Beside all that is over, what can be claimed, and as much scheduled for later in front of it."""
-    assert dear(laboratory.touched()[statistics]) == {}
+def test_every_call_reads_few_pages(laboratory: Laboratory, statistics: str) -> None:
+    """Independent of the number of finished, claimable and scheduled jobs."""
+    assert expensive(laboratory.touched()[statistics]) == {}
 
 
 @pytest.mark.parametrize("statistics", ["stale", "fresh"])
 @pytest.mark.parametrize("call", ["succeed again", "show", "decisions"])
-def test_who_reads_the_ledger_passes_no_renewals(laboratory: Laboratory, statistics: str, call: str) -> None:
-    """Beside a week of them, of this job and of another."""
-    assert laboratory.touched()[statistics][call].blocks["job_command_run"] <= BLOCKS_OF_THE_LEDGER
+def test_ledger_reads_skip_renewals(laboratory: Laboratory, statistics: str, call: str) -> None:
+    """With a week of renewals, of this job and of another."""
+    assert laboratory.touched()[statistics][call].blocks["job_command_run"] <= LEDGER_BLOCKS
 
 
-def test_without_our_indexes_the_claim_and_the_upkeep_read_the_queue(laboratory: Laboratory) -> None:
-    """The bound above is one that DP2's own indexes do not keep."""
-    assert set(dear(laboratory.touched()["without"])) >= {"claim", "reap", "sweep"}
+def test_dp2_indexes_alone_are_not_enough(laboratory: Laboratory) -> None:
+    """Without our indexes, claim, reaper and sweep exceed the bound above."""
+    assert set(expensive(laboratory.touched()["without"])) >= {"claim", "reap", "sweep"}

@@ -1,6 +1,6 @@
-"""Bad input to every function of the substrate: refused in words, with nothing changed; and good at the edge.
+"""Invalid input to every gated function is refused and changes nothing; the largest valid input is accepted.
 
-As test_bad_input.py does for the others, with its helpers.
+Uses the helpers of test_bad_input.py, which covers the other functions.
 """
 
 from typing import TYPE_CHECKING
@@ -22,25 +22,25 @@ from tests.schema.test_bad_input import (
     serve_and_undo,
     wrong,
 )
-from tests.support.substrate import KIND, Substrate
+from tests.support.job_queue import KIND, JobQueue
 
 if TYPE_CHECKING:
     from tests.support.database import Database
 
 UNKNOWN_ID = "'00000000-0000-0000-0000-000000000000'"
-LABEL = "none of them a control character"
+LABEL = "without control characters"
 NOT_LABELS = ("''", "'   '", "E'a\\nb'", "E'\\x7f'")
 FORBIDDEN_KEYS = ("body", "content", "raw", "vector", "embedding", "secret", "token", "password", "ssn")
 
 
 def not_labels(name: str, max_length: int) -> list[Bad]:
-    """Texts that are empty, blank, too long, or not for one line."""
+    """Texts that are empty, blank, too long, or have control characters."""
     too_long = f"repeat('x', {max_length + 1})"
     return [wrong(LABEL, **{name: value}) for value in (*NOT_LABELS, too_long)]
 
 
 def executors() -> list[Bad]:
-    """Names that DP2 does not have, and the one it forbids."""
+    """Names that DP2 does not define, and MOT, which it forbids."""
     return [
         wrong("MOT: it generates jobs", p_executor="'MOT'"),
         *(wrong("must be one of DOT", p_executor=name) for name in ("''", "'dot'", "'Robot'")),
@@ -97,7 +97,7 @@ FUNCTIONS: dict[str, Function] = {
         [
             *not_labels("p_kind", 100),
             *not_labels("p_idempotency_key", 255),
-            *(wrong("derived", p_idempotency_key=key) for key in ("'event:1'", "'requeue:x'")),
+            *(wrong("are reserved", p_idempotency_key=key) for key in ("'event:1'", "'requeue:x'")),
             *executors(),
             *(
                 bad
@@ -180,7 +180,7 @@ FUNCTIONS: dict[str, Function] = {
         [
             *not_labels("p_actor", 200),
             *out_of_range("p_deadline_at", "deadline_at must be", *TIMES),
-            *out_of_range("p_deadline_at", "must be a time to come", "now()", "now() - interval '1 s'"),
+            *out_of_range("p_deadline_at", "must be in the future", "now()", "now() - interval '1 s'"),
         ],
     ),
     "fn_job_workflow_open": Function(
@@ -210,7 +210,7 @@ FUNCTIONS: dict[str, Function] = {
         },
         bad=[
             *(wrong("event_type must be", p_event_type=literal(each)) for each in BAD_EVENT_TYPES.values()),
-            *(wrong("would never end", p_event_type=each) for each in ("'dot.job.x'", "'dot.job.enqueued'")),
+            *(wrong("endless loop", p_event_type=each) for each in ("'dot.job.x'", "'dot.job.enqueued'")),
             *not_labels("p_kind", 100),
             *executors(),
             *not_labels("p_actor", 200),
@@ -226,7 +226,7 @@ FUNCTIONS: dict[str, Function] = {
         frozenset({"p_kind"}),
         [
             *(wrong("must be a JSON object", p_settings=value) for value in ("'[]'", "'1'")),
-            wrong("there is no setting", p_settings="""'{"attempts": 3}'"""),
+            wrong("unknown setting", p_settings="""'{"attempts": 3}'"""),
             *(
                 wrong("must be a", p_settings=literal(f'{{"{name}": {value}}}'))
                 for name, value in [
@@ -261,22 +261,22 @@ FUNCTIONS: dict[str, Function] = {
 
 
 @pytest.fixture
-async def substrate(database: "Database") -> Substrate:
-    """A queue with a job, a dead letter, and an event that is queued for one."""
-    substrate = await Substrate.open(database)
-    await substrate.call(
+async def queue(database: "Database") -> JobQueue:
+    """A queue with a job, a dead letter, and an event that waits to create a job."""
+    queue = await JobQueue.open(database)
+    await queue.call(
         "fn_job_register_event", p_event_type="a.b", p_kind="spawned", p_executor="DOT", p_actor="me"
     )
-    assert await substrate.daemon.fetchval("select webhookd.publish('a.b', '{}')") == 1
-    await substrate.enqueue()
-    await substrate.fail(await substrate.claim(), permanent=True)
-    await substrate.enqueue()
-    return substrate
+    assert await queue.daemon.fetchval("select webhookd.publish('a.b', '{}')") == 1
+    await queue.enqueue()
+    await queue.fail(await queue.claim(), permanent=True)
+    await queue.enqueue()
+    return queue
 
 
-async def test_every_function_of_the_substrate_is_tried(substrate: Substrate) -> None:
-    """The list above has each function that webhookd_app may execute, with each of its arguments."""
-    rows = await substrate.superuser.fetch(
+async def test_every_gated_function_is_covered(queue: JobQueue) -> None:
+    """FUNCTIONS has each function that webhookd_app may execute, with all its arguments."""
+    rows = await queue.superuser.fetch(
         "select proname, proargnames[1:pronargs] from pg_proc where pronamespace = 'webhookd'::regnamespace"
         " and has_function_privilege('webhookd_app', oid, 'execute') and starts_with(proname, 'fn_job_')"
     )
@@ -285,34 +285,32 @@ async def test_every_function_of_the_substrate_is_tried(substrate: Substrate) ->
     }
 
 
-async def test_good_calls_succeed(substrate: Substrate, subtests: pytest.Subtests) -> None:
-    """What the bad calls are made from is good, also with null where null means something."""
+async def test_valid_calls_are_accepted(queue: JobQueue, subtests: pytest.Subtests) -> None:
+    """The calls that the invalid ones are derived from are valid, also with null where allowed."""
     for name, function in FUNCTIONS.items():
         for nothing in ({}, *({argument: "null"} for argument in function.nullable)):
             with subtests.test(f"{name} {nothing}"):
-                await serve_and_undo(substrate.daemon, call(name, {**function.good, **nothing}))
+                await serve_and_undo(queue.daemon, call(name, {**function.good, **nothing}))
 
 
 @pytest.mark.once
-async def test_bad_calls_are_rejected_and_change_nothing(
-    substrate: Substrate, subtests: pytest.Subtests
-) -> None:
-    """Each bad or missing argument has its SQLSTATE and a message, and every table stays as it was."""
-    before = await contents(substrate.superuser)
+async def test_invalid_calls_change_nothing(queue: JobQueue, subtests: pytest.Subtests) -> None:
+    """Each invalid or missing argument has its SQLSTATE and message, and no table changes."""
+    before = await contents(queue.superuser)
     for name, function in FUNCTIONS.items():
         nulls = [wrong("", **{each: "null"}) for each in function.good if each not in function.nullable]
         for bad in (*function.bad, *nulls):
             statement = call(name, {**function.good, **bad.arguments})
             with subtests.test(f"{name} {bad.arguments}"[:200]):
-                error = await refusal(substrate.daemon, statement)
+                error = await refusal(queue.daemon, statement)
                 assert error is not None, f"not refused: {statement[:500]}"
                 assert error.sqlstate == bad.sqlstate, error.message
                 assert bad.message in str(error.message)
-    assert await contents(substrate.superuser) == before
+    assert await contents(queue.superuser) == before
 
 
-async def test_longest_values_are_accepted(substrate: Substrate) -> None:
-    """The longest texts, the largest numbers; and a failure is stored whatever it says."""
+async def test_largest_valid_input_is_accepted(queue: JobQueue) -> None:
+    """The longest texts and the largest numbers; an error message of any length is stored."""
     fits = {
         "p_kind": "x" * 100,
         "p_executor": "external_worker",
@@ -324,9 +322,9 @@ async def test_longest_values_are_accepted(substrate: Substrate) -> None:
         "p_event_domain": "x" * 100,
         "p_source_system": "x" * 200,
     }
-    await substrate.enqueue("y" * 255, **fits)
-    lease = await substrate.claim(kind="x" * 100, executor="external_worker", holder="h" * 200, ttl=86400)
-    await substrate.progress(lease, "s" * 500)
-    assert (await substrate.fail(lease, "c" * 10_000, message="a\nb\x01" * 5000))["status"] == "retry_waiting"
-    row = await substrate.row(lease["job_id"])
+    await queue.enqueue("y" * 255, **fits)
+    lease = await queue.claim(kind="x" * 100, executor="external_worker", holder="h" * 200, ttl=86400)
+    await queue.progress(lease, "s" * 500)
+    assert (await queue.fail(lease, "c" * 10_000, message="a\nb\x01" * 5000))["status"] == "retry_waiting"
+    row = await queue.row(lease["job_id"])
     assert (len(row["last_error_code"]), len(row["last_error"])) == (100, 2000)

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from tests.support.substrate import ACTOR, KIND, Status, Substrate
+from tests.support.job_queue import ACTOR, KIND, JobQueue, Status
 from webhookd.db.schema_files import shipped
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ FORBIDDEN_KEYS = [
     "personal_data",
 ]
 EXECUTORS = ["DOT", "Agent", "Hermes", "Codex", "PG_worker", "external_worker", "future_Kestra_adapter"]
-# §3.2 and §5, as DP2 has them; its event_outbox is our events, whose ids are bigints.
+# DP2 §3.2 and §5; its event_outbox is our events table, whose ids are bigint.
 COLUMNS = """
 job_id uuid not null default gen_random_uuid()
 job_kind text not null
@@ -78,14 +78,14 @@ INDEXES = {
     "ix_job_queue_workflow_id": "(workflow_id)",
     "ix_job_queue_correlation_id": "(correlation_id)",
 }
-# All that its tables refer to: its own, and our events. Nothing that holds vectors is among it.
+# All references of its tables: to each other and to our events. No table with vectors.
 REFERENCES = {
     ("job_queue", "FOREIGN KEY (causation_event_id) REFERENCES webhookd.events(id)"),
     ("job_queue", "FOREIGN KEY (parent_job_id) REFERENCES webhookd.job_queue(job_id)"),
     ("job_queue", "FOREIGN KEY (workflow_id) REFERENCES webhookd.job_workflow(workflow_id)"),
     ("job_command_run", "FOREIGN KEY (job_id) REFERENCES webhookd.job_queue(job_id)"),
 }
-# Its CHECKs, but for those of states, executors and payloads, which have points of their own.
+# Its CHECKs, except those of states, executors and payloads, which have their own points below.
 CHECKS = {
     "job_queue_payload_classification_check": "CHECK ((payload_classification ="
     " ANY (ARRAY['safe_metadata'::text, 'restricted'::text])))",
@@ -103,13 +103,13 @@ LEASE_COLUMNS = {"lease_name", "lease_holder", "lease_token", "leased_until"}
 
 
 def listed(text: str) -> list[str]:
-    """The quoted words of a CHECK."""
+    """The quoted values of a CHECK."""
     return re.findall(r"'([^']+)'::text", text)
 
 
-async def columns(substrate: Substrate, table: str) -> list[str]:
-    """The columns of a table, in order, in words."""
-    rows = await substrate.superuser.fetch(
+async def columns(queue: JobQueue, table: str) -> list[str]:
+    """The columns of a table in order: name, type, not null, default."""
+    rows = await queue.superuser.fetch(
         """
         select concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod),
                          case when a.attnotnull then 'not null' end,
@@ -123,7 +123,7 @@ async def columns(substrate: Substrate, table: str) -> list[str]:
 
 
 async def constraints_of(superuser: "Connection") -> "list[Record]":
-    """Those of all its tables, ours among them."""
+    """The constraints of all tables of the job queue."""
     return await superuser.fetch(
         f"""
         select t.relname, c.conname, c.contype::text, pg_get_constraintdef(c.oid) as definition
@@ -133,7 +133,7 @@ async def constraints_of(superuser: "Connection") -> "list[Record]":
 
 
 async def writable(login: "Connection") -> list[tuple[str, str]]:
-    """What somebody may do to its tables without its functions, and be it to a single column."""
+    """The tables that a login may write without the functions, even a single column."""
     rows = await login.fetch(
         f"""
         select t.relname, p.privilege
@@ -146,17 +146,17 @@ async def writable(login: "Connection") -> list[tuple[str, str]]:
 
 
 async def test_dp2_self_test(database: "Database", subtests: "pytest.Subtests") -> None:
-    """Every point that a database can show; those about the document itself have nothing to be shown."""
-    substrate = await Substrate.open(database, enabled=False)
-    superuser = substrate.superuser
+    """Every point that a database can show; the others are about the document itself."""
+    queue = await JobQueue.open(database, enabled=False)
+    superuser = queue.superuser
     constraints = await constraints_of(superuser)
     checks = {row["conname"]: row["definition"] for row in constraints if row["contype"] == "c"}
 
     with subtests.test("the tables have the design's columns, in its order, before any of ours"):
         given = COLUMNS.strip().splitlines()
-        assert (await columns(substrate, "job_queue"))[: len(given)] == given
+        assert (await columns(queue, "job_queue"))[: len(given)] == given
         given = WORKFLOW_COLUMNS.strip().splitlines()
-        assert (await columns(substrate, "job_workflow"))[: len(given)] == given
+        assert (await columns(queue, "job_workflow"))[: len(given)] == given
         assert {name: checks[name] for name in CHECKS} == CHECKS
 
     with subtests.test("its indexes are there by name, columns and predicate"):
@@ -174,29 +174,29 @@ async def test_dp2_self_test(database: "Database", subtests: "pytest.Subtests") 
         assert listed(checks["job_queue_status_check"]) == [status.value for status in Status]
 
     with subtests.test("defines_dot_config_disable_flag; rollback_concept"):
-        assert await substrate.try_enqueue() == {"refused": True, "reason": "job_substrate_disabled"}
-        assert (await substrate.sweep())["cleaned"] == 0
-        await substrate.call("fn_job_enable", p_enabled=True, p_actor=ACTOR)
+        assert await queue.try_enqueue() == {"refused": True, "reason": "job_substrate_disabled"}
+        assert (await queue.sweep())["cleaned"] == 0
+        await queue.call("fn_job_enable", p_enabled=True, p_actor=ACTOR)
 
     with subtests.test("defines_idempotency_key"):
-        assert await substrate.enqueue("once") == (await substrate.try_enqueue("once"))["job_id"]
+        assert await queue.enqueue("once") == (await queue.try_enqueue("once"))["job_id"]
 
     with subtests.test("defines_lease"):
-        lease = await substrate.claim()
+        lease = await queue.claim()
         assert set(lease) >= LEASE_COLUMNS
         assert {column for column in LEASE_COLUMNS if lease[column] is None} == set()
 
     with subtests.test("defines_retry_dlq"):
-        assert (await substrate.fail(lease))["status"] == "retry_waiting"
-        await substrate.configure(KIND, max_attempts=2)
-        await substrate.let_retries_fall_due()
-        await substrate.reap()
-        assert (await substrate.fail(await substrate.claim()))["status"] == "dead_letter"
+        assert (await queue.fail(lease))["status"] == "retry_waiting"
+        await queue.configure(KIND, max_attempts=2)
+        await queue.make_retries_due()
+        await queue.reap()
+        assert (await queue.fail(await queue.claim()))["status"] == "dead_letter"
 
     with subtests.test("defines_observability_view"):
         for view in ("v_job_queue_backlog", "v_job_queue_in_progress", "v_job_queue_dead_letter_open"):
-            await substrate.daemon.fetch(f"select * from webhookd.{view}")
-        health = await substrate.call("fn_job_queue_health")
+            await queue.daemon.fetch(f"select * from webhookd.{view}")
+        health = await queue.call("fn_job_queue_health")
         assert set(health) >= {
             "backlog",
             "in_progress",
@@ -223,6 +223,6 @@ async def test_dp2_self_test(database: "Database", subtests: "pytest.Subtests") 
         for login in LOGINS:
             assert await writable(await database.connect(login)) == [], login
 
-    # That PostgreSQL 18 is not needed no catalog says: it is shown by all the tests, which run on 15 too.
+    # no_pg_18_dependency: all tests also run on PostgreSQL 15.
     with subtests.test("no_pg_cron_dependency_phase_1: no extension is there, and all of the above worked"):
         assert await superuser.fetch("select from pg_extension where extname <> 'plpgsql'") == []

@@ -1,6 +1,6 @@
-"""The job substrate's functions as verbs, through a login's connection, and jobs in any of the nine states.
+"""Calls the gated functions of the job queue, and creates jobs in any of the nine states.
 
-Holds the daemon's login, which calls what workflow_admin may, and a superuser, to let time pass.
+Uses the daemon's login, which may call what workflow_admin may, and a superuser to simulate time.
 """
 
 import itertools
@@ -21,7 +21,7 @@ TTL_SECONDS = 60
 
 
 class Status(StrEnum):
-    """DP2's nine states, in its order."""
+    """The nine states, in the order of DP2."""
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -35,62 +35,62 @@ class Status(StrEnum):
 
 
 @dataclass
-class Substrate:
-    """Whoever enqueues and executes, a step at a time."""
+class JobQueue:
+    """One client that enqueues and executes jobs."""
 
     daemon: "Connection"
     superuser: "Connection"
     _keys: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @classmethod
-    async def open(cls, database: "Database", *, enabled: bool = True) -> "Substrate":
-        """Connect, and switch the substrate on."""
-        substrate = cls(await database.connect("daemon"), await database.connect("superuser"))
+    async def open(cls, database: "Database", *, enabled: bool = True) -> "JobQueue":
+        """Connect and enable the job queue."""
+        queue = cls(await database.connect("daemon"), await database.connect("superuser"))
         if enabled:
-            await substrate.call("fn_job_enable", p_enabled=True, p_actor=ACTOR)
-        return substrate
+            await queue.call("fn_job_enable", p_enabled=True, p_actor=ACTOR)
+        return queue
 
     async def call(self, function: str, **arguments: object) -> Answer:
-        """What a gated function answers."""
+        """Call a gated function; returns its decoded answer."""
         given = ", ".join(f"{name} => ${place}" for place, name in enumerate(arguments, 1))
         answer: str = await self.daemon.fetchval(f"select webhookd.{function}({given})", *arguments.values())
         decoded: Answer = json.loads(answer)
         return decoded
 
-    # Who has work to be done -------------------------------------------------------------------------------
+    # Enqueue and operate -----------------------------------------------------------------------------------
 
     async def try_enqueue(self, key: str | None = None, **more: object) -> Answer:
-        """Ask for a job; of a new key where none is given."""
-        asked = {"p_kind": KIND, "p_executor": EXECUTOR, "p_actor": ACTOR} | more
-        asked["p_idempotency_key"] = key or f"key-{next(self._keys)}"
-        return await self.call("fn_job_enqueue", **asked)
+        """Enqueue a job, with a new key unless given."""
+        arguments = {"p_kind": KIND, "p_executor": EXECUTOR, "p_actor": ACTOR} | more
+        arguments["p_idempotency_key"] = key or f"key-{next(self._keys)}"
+        return await self.call("fn_job_enqueue", **arguments)
 
     async def enqueue(self, key: str | None = None, **more: object) -> str:
-        """A new job's id."""
+        """Enqueue a new job; returns its id."""
         answer = await self.try_enqueue(key, **more)
         assert (answer["refused"], answer["duplicate"]) == (False, False), answer
         return str(answer["job_id"])
 
-    async def cancel(self, job_id: str, reason: str = "not wanted") -> Answer:
-        """Take a job out of the queue."""
+    async def cancel(self, job_id: str, reason: str = "not needed") -> Answer:
+        """Cancel a job."""
         return await self.call("fn_job_cancel", p_job_id=job_id, p_reason=reason, p_actor=ACTOR)
 
     async def requeue(self, job_id: str) -> Answer:
-        """Make new work of a dead letter."""
+        """Requeue a dead letter."""
         return await self.call("fn_job_requeue", p_job_id=job_id, p_actor=ACTOR)
 
     async def configure(self, kind: str | None = None, **numbers: float | None) -> Answer:
-        """Set the policy's numbers, everybody's or one kind's."""
+        """Change the default policy, or the policy of one kind."""
         return await self.call("fn_job_configure", p_settings=json.dumps(numbers), p_actor=ACTOR, p_kind=kind)
 
     async def open_workflow(self) -> str:
-        """A new workflow's id."""
+        """Open a workflow; returns its id."""
         answer = await self.call(
             "fn_job_workflow_open", p_workflow_kind="pipeline", p_generator="MOT:template", p_actor=ACTOR
         )
         return str(answer["workflow_id"])
 
-    # Who does it -------------------------------------------------------------------------------------------
+    # Execute -----------------------------------------------------------------------------------------------
 
     async def try_claim(
         self,
@@ -100,7 +100,7 @@ class Substrate:
         ttl: float = TTL_SECONDS,
         actor: str | None = None,
     ) -> Answer:
-        """Ask for the next job."""
+        """Claim the next job; the answer may be a refusal."""
         return await self.call(
             "fn_job_claim",
             p_kind=kind,
@@ -111,14 +111,14 @@ class Substrate:
             p_actor=actor,
         )
 
-    async def claim(self, **how: Any) -> Answer:
-        """The next job, which there is."""
-        answer = await self.try_claim(**how)
+    async def claim(self, **options: Any) -> Answer:
+        """Claim the next job; there must be one."""
+        answer = await self.try_claim(**options)
         assert answer["refused"] is False, answer
         return answer
 
     async def progress(self, lease: Answer, signal: str | None = None) -> Answer:
-        """Say that it goes on."""
+        """Report progress."""
         return await self.call(
             "fn_job_progress",
             p_job_id=lease["job_id"],
@@ -158,28 +158,28 @@ class Substrate:
     # Time --------------------------------------------------------------------------------------------------
 
     async def reap(self, batch_size: int = 1000) -> Answer:
-        """Let the reaper come by."""
+        """Run the reaper."""
         return await self.call("fn_job_lease_reaper", p_batch_size=batch_size)
 
     async def sweep(self) -> Answer:
-        """Clean what is past its retention."""
+        """Run the retention sweep."""
         return await self.call("fn_job_cleanup_sweep")
 
     async def expire(self, job_id: str) -> None:
-        """Let a lease's time be over."""
+        """Move the end of a lease into the past."""
         await self.superuser.execute(
             "update webhookd.job_queue set leased_until = now() - interval '1 second' where job_id = $1",
             job_id,
         )
 
-    async def let_retries_fall_due(self) -> None:
-        """Every retry's time has come."""
+    async def make_retries_due(self) -> None:
+        """Make all retries due now."""
         await self.superuser.execute(
             "update webhookd.job_queue set process_after = now() where status = 'retry_waiting'"
         )
 
     async def let_deadline_pass(self, job_id: str) -> None:
-        """A job's deadline is over, though no deadline ever changes."""
+        """Move a deadline into the past, without the trigger that forbids it."""
         async with self.superuser.transaction():
             await self.superuser.execute("set local session_replication_role = replica")
             await self.superuser.execute(
@@ -187,21 +187,21 @@ class Substrate:
                 job_id,
             )
 
-    # What is there -----------------------------------------------------------------------------------------
+    # Inspect -----------------------------------------------------------------------------------------------
 
     async def row(self, job_id: str) -> Answer:
-        """A job, as it is stored, with the lease token that only a superuser can look up."""
+        """The stored row, with the lease token, which only a superuser can read."""
         row = await self.superuser.fetchrow("select * from webhookd.job_queue where job_id = $1", job_id)
         assert row is not None
         return dict(row)
 
     async def status(self, job_id: str) -> Status:
-        """How a job stands."""
+        """The status of a job."""
         return Status((await self.row(job_id))["status"])
 
     async def job_in(self, status: Status, **more: Any) -> str:
-        """A new job that came to a state by the functions; not `failed`, in which none is left."""
-        kind = f"{KIND}.{next(self._keys)}"  # so that no other is claimed in its place
+        """A new job, brought to this status by the functions; not `failed`, which no commit leaves."""
+        kind = f"{KIND}.{next(self._keys)}"  # a kind of its own, so that no other job is claimed
         job_id = await self.enqueue(p_kind=kind, **more)
         if status is Status.QUEUED:
             return job_id
@@ -225,14 +225,14 @@ class Substrate:
         return job_id
 
     async def events(self, job_id: str) -> list[str]:
-        """The lifecycle events of a job, in order."""
+        """The types of the events about a job, in order, without the prefix dot.job."""
         rows = await self.daemon.fetch(
             "select event_type from webhookd.events where payload ->> 'job_id' = $1 order by id", job_id
         )
         return [row["event_type"].removeprefix("dot.job.") for row in rows]
 
     async def ledger(self, job_id: str) -> list[tuple[str, str | None, str]]:
-        """Command, from and to of each row of the ledger."""
+        """Command, old and new status of each ledger row of a job."""
         rows = await self.daemon.fetch(
             "select command, from_status, to_status from webhookd.job_command_run "
             "where job_id = $1 order by run_id",
@@ -241,7 +241,7 @@ class Substrate:
         return [tuple(row) for row in rows]
 
     async def workflow_status(self, workflow_id: str) -> str:
-        """How a workflow stands."""
+        """The status of a workflow."""
         status: str = await self.daemon.fetchval(
             "select status from webhookd.job_workflow where workflow_id = $1", workflow_id
         )

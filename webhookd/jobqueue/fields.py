@@ -1,4 +1,4 @@
-"""Kinds of fields that jobs have, each with its bounds and an example: as fields.py."""
+"""The fields of jobs, each with its bounds, an example and its description for the API document."""
 
 from typing import Annotated, Any, TypeAlias
 
@@ -7,10 +7,10 @@ from msgspec import Meta
 
 from webhookd.core import limits
 from webhookd.core.limits import LABEL
-from webhookd.core.states import Executor, WorkflowStatus, WorkStatus
 from webhookd.http.fields import CorrelationId, IdempotencyKey, KeyHeader, Uuid
+from webhookd.jobqueue.states import Executor, JobStatus, WorkflowStatus
 
-Kind: TypeAlias = Annotated[
+JobKind: TypeAlias = Annotated[
     str,
     Meta(min_length=1, max_length=limits.MAX_JOB_KIND_CHARACTERS, pattern=LABEL, examples=["thumbnail.make"]),
 ]
@@ -18,15 +18,15 @@ JobKey: TypeAlias = Annotated[
     IdempotencyKey,
     Meta(
         examples=["picture-7"],
-        description="there is one job for a kind and a key, however often it is enqueued",
+        description="There is one job per kind and key, however often it is enqueued.",
     ),
 ]
 JobKeyHeader: TypeAlias = Annotated[KeyHeader, Meta(examples=["picture-7"])]
 JobCorrelationId: TypeAlias = Annotated[
-    CorrelationId, Meta(description="handed to its executor, and of every event about it")
+    CorrelationId, Meta(description="Passed to the executor and copied into every event about the job.")
 ]
 WorkflowCorrelationId: TypeAlias = Annotated[
-    CorrelationId, Meta(description="for the record; its jobs have their own")
+    CorrelationId, Meta(description="Stored with the workflow. Its jobs have their own correlation ids.")
 ]
 Name: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=limits.MAX_NAME_CHARACTERS, pattern=LABEL, examples=["worker-7"])
@@ -41,27 +41,28 @@ Ref: TypeAlias = Annotated[
         max_length=limits.MAX_REF_CHARACTERS,
         pattern=LABEL,
         examples=["s3://pictures/7.png"],
-        description="where something is: never the thing itself",
+        description="A reference to the data, never the data itself.",
     ),
 ]
-Words: TypeAlias = Annotated[
+ShortText: TypeAlias = Annotated[
     str,
     Meta(min_length=1, max_length=limits.MAX_WORDS_CHARACTERS, pattern=LABEL, examples=["40 of 100 pages"]),
 ]
-ByExecutor: TypeAlias = Annotated[Executor, Meta(examples=["external_worker"])]
-Status: TypeAlias = Annotated[WorkStatus, Meta(examples=["queued"])]
-OfWorkflow: TypeAlias = Annotated[WorkflowStatus, Meta(examples=["active"])]
+JobExecutor: TypeAlias = Annotated[Executor, Meta(examples=["external_worker"])]
+JobState: TypeAlias = Annotated[JobStatus, Meta(examples=["queued"])]
+WorkflowState: TypeAlias = Annotated[WorkflowStatus, Meta(examples=["active"])]
 Priority: TypeAlias = Annotated[
     int,
     Meta(
         ge=limits.MIN_PRIORITY,
         le=limits.MAX_PRIORITY,
         examples=[0],
-        description="the highest is claimed first",
+        description="Jobs with a higher priority are claimed first.",
     ),
 ]
 LeaseToken: TypeAlias = Annotated[
-    Uuid, Meta(description="of the claim: who has it holds the job, until the lease is taken back")
+    Uuid,
+    Meta(description="Returned by the claim. Its owner holds the job until the lease is taken back."),
 ]
 LeaseSeconds: TypeAlias = Annotated[
     float,
@@ -69,7 +70,7 @@ LeaseSeconds: TypeAlias = Annotated[
         gt=0,
         le=limits.MAX_LEASE_SECONDS,
         examples=[60.0],
-        description="how long the job is the holder's, from the claim and from each progress on",
+        description="Length of the lease, counted from the claim and from each progress report.",
     ),
 ]
 WaitSeconds: TypeAlias = Annotated[
@@ -78,20 +79,25 @@ WaitSeconds: TypeAlias = Annotated[
         ge=0,
         le=limits.MAX_CLAIM_WAIT_SECONDS,
         examples=[20.0],
-        description="for a job to come, if there is none now",
+        description="How long to wait for a job if none can be claimed now.",
     ),
 ]
 _SAFE = Meta(
-    description="a JSON object of at most 16 KiB: what an executor must know at once. Without "
-    f"{', '.join(limits.SAFE_PAYLOAD_FORBIDDEN_KEYS)} at its top level: refer to these",
+    description="A JSON object of at most 16 KiB with what the executor needs at once. Its top level must "
+    f"not have the keys {', '.join(limits.SAFE_PAYLOAD_FORBIDDEN_KEYS)}: use a reference instead.",
     examples=[{"width": 200}],
     extra_json_schema={"type": "object"},
 )
-NewSafePayload: TypeAlias = Annotated[msgspec.Raw, _SAFE]
+RawSafePayload: TypeAlias = Annotated[msgspec.Raw, _SAFE]
 SafePayload: TypeAlias = Annotated[Any, _SAFE]
+PayloadClassification: TypeAlias = Annotated[str, Meta(examples=["safe_metadata"])]
 Detail: TypeAlias = Annotated[Any, Meta(examples=[{"lease_name": "thumbnail.make"}])]
-WorkErrorCode: TypeAlias = Annotated[
-    str, Meta(examples=["EXIT_1"], description="the executor's word; LEASE_EXPIRED: it said nothing")
+JobErrorCode: TypeAlias = Annotated[
+    str,
+    Meta(
+        examples=["EXIT_1"],
+        description="Set by the executor. LEASE_EXPIRED: the executor did not report.",
+    ),
 ]
 ErrorText: TypeAlias = Annotated[str, Meta(pattern=limits.FREE_TEXT, examples=["no such picture"])]
 Attempts: TypeAlias = Annotated[int, Meta(ge=1, le=limits.MAX_ATTEMPTS, examples=[5])]
@@ -105,6 +111,9 @@ Recoveries: TypeAlias = Annotated[
         ge=0,
         le=limits.MAX_LEASE_RECOVERIES,
         examples=[5],
-        description="so often a lease may end without a report; the next time is a failure",
+        description="How often a lease may expire without a report. The next expiry counts as a failure.",
     ),
+]
+Duplicate: TypeAlias = Annotated[
+    bool, Meta(examples=[False], description="True if an earlier request did this; nothing changed.")
 ]

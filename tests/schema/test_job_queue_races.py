@@ -1,7 +1,7 @@
-"""Two connections at once on everything that two executors, enqueuers or reapers may do at once.
+"""Races between two executors, enqueuers or reapers, with two connections.
 
-Each race holds one side's transaction open until the other is seen to skip or to wait. It is run as the
-database is; and again without each of the guards it relies on, when it must be lost.
+Each race keeps one transaction open until the other session is seen to skip or to wait. It runs on the real
+functions, and again without each guard that it relies on, when it must fail.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,23 +11,23 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.guards import Weakened
+from tests.support.job_queue import ACTOR, Answer, JobQueue, Status
 from tests.support.nightly import first_in_gate
 from tests.support.races import Contest
-from tests.support.substrate import ACTOR, Answer, Status, Substrate
 
 
-class Race(Contest[Substrate]):
+class Race(Contest[JobQueue]):
     """Two executors on one database."""
 
 
 @pytest.fixture
 async def race(database: Database) -> Race:
-    """Give both sides."""
-    return Race(await Substrate.open(database), await Substrate.open(database))
+    """Both sides of a race."""
+    return Race(await JobQueue.open(database), await JobQueue.open(database))
 
 
 async def leases_of_one_workflow(race: Race, number: int) -> tuple[str, list[Answer]]:
-    """A workflow, and so many jobs of it in somebody's hands."""
+    """A workflow and this many leased jobs of it."""
     workflow_id = await race.first.open_workflow()
     for _ in range(number):
         await race.first.enqueue(p_workflow_id=workflow_id)
@@ -35,7 +35,7 @@ async def leases_of_one_workflow(race: Race, number: int) -> tuple[str, list[Ans
 
 
 async def two_claimers(race: Race) -> None:
-    """A job that one leases, the other leaves; the last one's loser finds nothing."""
+    """The second claim skips the job of the first, and finds nothing after the last job."""
     ids = [await race.first.enqueue() for _ in range(2)]
     async with race.first.daemon.transaction():
         mine = await race.first.claim(holder="first")
@@ -46,8 +46,8 @@ async def two_claimers(race: Race) -> None:
     assert nothing["reason"] == "nothing_to_claim"
 
 
-async def two_claimers_of_what_came_due(race: Race) -> None:
-    """Of scheduled jobs that fell due each has its own, and the last one's loser finds nothing."""
+async def two_claimers_of_scheduled_jobs(race: Race) -> None:
+    """Each claim gets another scheduled job that became due, and finds nothing after the last job."""
     ids = [await race.first.enqueue() for _ in range(2)]
     await race.first.superuser.execute("update webhookd.job_queue set scheduled = true")
     async with race.first.daemon.transaction():
@@ -59,7 +59,7 @@ async def two_claimers_of_what_came_due(race: Race) -> None:
 
 
 async def two_enqueuers_of_one_key(race: Race) -> None:
-    """The second waits for the first, and is told of its job."""
+    """The second waits for the first and gets its job."""
     transaction = race.first.daemon.transaction()
     await transaction.start()
     job_id = await race.first.enqueue("once")
@@ -70,7 +70,7 @@ async def two_enqueuers_of_one_key(race: Race) -> None:
 
 
 async def two_jobs_of_a_workflow_end(race: Race) -> None:
-    """Whoever is last sees both: the workflow is not left active."""
+    """The second to commit sees both ends: the workflow is not left active."""
     workflow_id, [one, other] = await leases_of_one_workflow(race, 2)
     transaction = race.first.daemon.transaction()
     await transaction.start()
@@ -83,7 +83,7 @@ async def two_jobs_of_a_workflow_end(race: Race) -> None:
 
 
 async def a_workflow_ends_and_grows(race: Race) -> None:
-    """Work added while the last job ends makes it active again."""
+    """A job added while the last one ends makes the workflow active again."""
     workflow_id, [last] = await leases_of_one_workflow(race, 1)
     transaction = race.first.daemon.transaction()
     await transaction.start()
@@ -96,7 +96,7 @@ async def a_workflow_ends_and_grows(race: Race) -> None:
 
 
 async def a_workflow_grows_and_ends(race: Race) -> None:
-    """The last job that ends while work is added was not the last."""
+    """A workflow stays active if a job is added while its last job ends."""
     workflow_id, [last] = await leases_of_one_workflow(race, 1)
     transaction = race.first.daemon.transaction()
     await transaction.start()
@@ -108,7 +108,7 @@ async def a_workflow_grows_and_ends(race: Race) -> None:
 
 
 async def a_recovery_while_reporting(race: Race) -> None:
-    """A report that meets its lease's recovery waits for it, and is refused."""
+    """A report during the recovery of its lease waits for it and is refused."""
     job_id = await race.first.enqueue()
     lease = await race.second.claim()
     await race.first.expire(job_id)
@@ -122,7 +122,7 @@ async def a_recovery_while_reporting(race: Race) -> None:
 
 
 async def a_report_while_recovering(race: Race) -> None:
-    """The reaper leaves a job whose report is being stored, and does not wait for it."""
+    """The reaper skips a job whose report is not committed yet."""
     job_id = await race.first.enqueue()
     lease = await race.first.claim()
     await race.first.expire(job_id)
@@ -133,11 +133,11 @@ async def a_report_while_recovering(race: Race) -> None:
 
 
 async def two_reapers(race: Race) -> None:
-    """A lease is recovered, a retry promoted and a deadline kept by one of them."""
+    """Only one of them recovers the lease, promotes the retry and applies the deadline."""
     lost = await race.first.job_in(Status.LEASED)
     await race.first.expire(lost)
     await race.first.job_in(Status.RETRY_WAITING)
-    await race.first.let_retries_fall_due()
+    await race.first.make_retries_due()
     late = await race.first.job_in(Status.QUEUED)
     await race.first.let_deadline_pass(late)
     async with race.first.daemon.transaction():
@@ -148,7 +148,7 @@ async def two_reapers(race: Race) -> None:
 
 
 async def a_step_is_added_while_reaping(race: Race) -> None:
-    """A workflow that somebody holds is not waited for: its late job is left, and all else is done."""
+    """The reaper does not wait for a locked workflow: it skips its late job and does the rest."""
     workflow_id = await race.first.open_workflow()
     late = await race.first.enqueue("late", p_workflow_id=workflow_id)
     await race.first.let_deadline_pass(late)
@@ -162,7 +162,7 @@ async def a_step_is_added_while_reaping(race: Race) -> None:
 
 
 async def a_held_workflow_has_more_late_jobs_than_a_batch(race: Race) -> None:
-    """They are looked past: what comes after them is cancelled, and given up, in the same pass."""
+    """The reaper skips them and handles the jobs behind them in the same call."""
     workflow_id = await race.first.open_workflow()
     await race.first.configure("report.build", max_lease_recoveries=0, max_attempts=1)
     for relatives in ({"p_workflow_id": workflow_id}, {}):
@@ -178,7 +178,7 @@ async def a_held_workflow_has_more_late_jobs_than_a_batch(race: Race) -> None:
 
 
 async def a_step_is_added_and_reported_while_reaping(race: Race) -> None:
-    """Who adds the next step and then reports, in one transaction, meets no deadlock with the reaper."""
+    """Adding a step and reporting in one transaction causes no deadlock with the reaper."""
     workflow_id = await race.first.open_workflow()
     await race.first.enqueue(p_workflow_id=workflow_id)
     await race.first.configure("report.build", max_lease_recoveries=0)
@@ -192,7 +192,7 @@ async def a_step_is_added_and_reported_while_reaping(race: Race) -> None:
 
 
 async def a_requeue_and_a_cancel(race: Race) -> None:
-    """Who cancels a dead letter that is just requeued is told of the job that goes on."""
+    """Cancelling a dead letter during its requeue returns the new job."""
     dead = await race.first.job_in(Status.DEAD_LETTER)
     transaction = race.first.daemon.transaction()
     await transaction.start()
@@ -204,7 +204,7 @@ async def a_requeue_and_a_cancel(race: Race) -> None:
 
 
 async def two_requeues(race: Race) -> None:
-    """The second waits for the first, and is told of the job it made."""
+    """The second waits for the first and returns the job it created."""
     dead = await race.first.job_in(Status.DEAD_LETTER)
     transaction = race.first.daemon.transaction()
     await transaction.start()
@@ -216,7 +216,7 @@ async def two_requeues(race: Race) -> None:
 
 
 async def a_claim_and_a_cancel(race: Race) -> None:
-    """Who is claimed while somebody cancels it is running."""
+    """A cancel during a claim waits and is refused as running."""
     job_id = await race.first.enqueue()
     transaction = race.first.daemon.transaction()
     await transaction.start()
@@ -227,7 +227,7 @@ async def a_claim_and_a_cancel(race: Race) -> None:
 
 
 async def the_same_report_twice(race: Race) -> None:
-    """A report sent again while the first is not committed waits for it, and is known as the same."""
+    """A repeated report before the commit of the first waits, and is a duplicate."""
     await race.first.enqueue()
     lease = await race.first.claim()
     transaction = race.first.daemon.transaction()
@@ -240,7 +240,7 @@ async def the_same_report_twice(race: Race) -> None:
 
 
 async def two_spawners(race: Race) -> None:
-    """An event that one takes, the other leaves."""
+    """The second skips the events that the first has taken."""
     await race.first.call(
         "fn_job_register_event", p_event_type="a.b", p_kind="k", p_executor="DOT", p_actor=ACTOR
     )
@@ -253,19 +253,19 @@ async def two_spawners(race: Race) -> None:
 
 
 SKIP_LOCKED = "skip locked"
-LOCKING = Weakened("lock_work", "for no key update")
-LEAVING = Weakened(
+LOCKING = Weakened("lock_job", "for no key update")
+SKIP_WORKFLOW = Weakened(
     "fn_job_lease_reaper",
     "ending_workflow_ids)\n            for no key update skip locked",
     "ending_workflow_ids)\n            for no key update",
 )
-LOOKING_PAST = Weakened("fn_job_lease_reaper", "in 1..5 loop", "in 1..1 loop")
-ASKING = "update job_workflow w set revision = w.revision + 1 where w.workflow_id = new.workflow_id;"
+REPEAT_ROUNDS = Weakened("fn_job_lease_reaper", "in 1..5 loop", "in 1..1 loop")
+REFRESH = "update job_workflow w set revision = w.revision + 1 where w.workflow_id = new.workflow_id;"
 
-# Each race, and the guards without which it must be lost.
+# Each race, and the guards without which it must fail.
 RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     two_claimers: [Weakened("fn_job_claim", SKIP_LOCKED)],
-    two_claimers_of_what_came_due: [
+    two_claimers_of_scheduled_jobs: [
         Weakened(
             "fn_job_claim",
             "d.job_id limit 1 for no key update skip locked",
@@ -275,25 +275,25 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     two_enqueuers_of_one_key: [
         Weakened("fn_job_enqueue", "on conflict (job_kind, idempotency_key) do nothing"),
     ],
-    two_jobs_of_a_workflow_end: [Weakened("ask_workflow", ASKING)],
-    a_workflow_ends_and_grows: [Weakened("ask_workflow", ASKING)],
-    a_workflow_grows_and_ends: [Weakened("ask_workflow", ASKING)],
+    two_jobs_of_a_workflow_end: [Weakened("refresh_workflow", REFRESH)],
+    a_workflow_ends_and_grows: [Weakened("refresh_workflow", REFRESH)],
+    a_workflow_grows_and_ends: [Weakened("refresh_workflow", REFRESH)],
     a_recovery_while_reporting: [
         LOCKING,
         Weakened("lease_refusal", "job.lease_token is distinct from token", "false"),
     ],
     a_report_while_recovering: [Weakened("fn_job_lease_reaper", SKIP_LOCKED)],
     two_reapers: [Weakened("fn_job_lease_reaper", SKIP_LOCKED)],
-    a_step_is_added_while_reaping: [LEAVING],
-    a_held_workflow_has_more_late_jobs_than_a_batch: [LEAVING, LOOKING_PAST],
-    a_step_is_added_and_reported_while_reaping: [LEAVING],
+    a_step_is_added_while_reaping: [SKIP_WORKFLOW],
+    a_held_workflow_has_more_late_jobs_than_a_batch: [SKIP_WORKFLOW, REPEAT_ROUNDS],
+    a_step_is_added_and_reported_while_reaping: [SKIP_WORKFLOW],
     a_requeue_and_a_cancel: [LOCKING],
     two_requeues: [LOCKING],
     a_claim_and_a_cancel: [LOCKING],
     the_same_report_twice: [LOCKING],
     two_spawners: [Weakened("fn_job_spawn_from_events", SKIP_LOCKED)],
 }
-LOSSES = [
+UNGUARDED = [
     pytest.param(run, guard, id=f"{run.__name__}: {guard}")
     for run, guards in RACES.items()
     for guard in guards
@@ -301,27 +301,27 @@ LOSSES = [
 
 
 @pytest.mark.parametrize("run", RACES, ids=lambda run: run.__name__)
-async def test_a_race_ends_well(race: Race, run: Callable[[Race], Awaitable[None]]) -> None:
-    """Two at once leave what one would have left, and say so."""
+async def test_race(race: Race, run: Callable[[Race], Awaitable[None]]) -> None:
+    """Two concurrent calls leave a correct state and get correct answers."""
     await run(race)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("run", "guard"), first_in_gate(LOSSES))
-async def test_a_race_is_lost_without_its_guard(
+@pytest.mark.parametrize(("run", "guard"), first_in_gate(UNGUARDED))
+async def test_race_fails_without_its_guard(
     race: Race, run: Callable[[Race], Awaitable[None]], guard: Weakened
 ) -> None:
-    """The test above would fail without the guard it is about."""
+    """The test above fails without each of its guards."""
     await guard.take_away(race.first.superuser)
-    with pytest.raises((AssertionError, asyncpg.PostgresError)) as lost:
+    with pytest.raises((AssertionError, asyncpg.PostgresError)) as failure:
         await run(race)
-    if isinstance(lost.value, asyncpg.PostgresError):
-        # Lost by a second guard's refusal, and not because the weakened function is no SQL any more.
-        assert str(lost.value.sqlstate)[:2] in {"WH", "23"}
+    if isinstance(failure.value, asyncpg.PostgresError):
+        # Refused by another guard, and not because the weakened function is invalid SQL.
+        assert str(failure.value.sqlstate)[:2] in {"WH", "23"}
 
 
-async def test_an_old_snapshot_settles_no_workflow(race: Race) -> None:
-    """In REPEATABLE READ the second to end is told to try again: it could not have seen the first."""
+async def test_workflow_in_repeatable_read_is_refused(race: Race) -> None:
+    """In REPEATABLE READ the second end fails with 40001: its snapshot does not see the first."""
     workflow_id, [one, other] = await leases_of_one_workflow(race, 2)
     transaction = race.second.daemon.transaction(isolation="repeatable_read")
     await transaction.start()
