@@ -227,7 +227,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "F16": (
         "tests/schema/test_orchestration.py::test_retry_is_due_after_its_delay",
-        "tests/schema/test_publish.py::test_the_event_has_its_transactions_time",
+        "tests/schema/test_publish.py::test_event_has_the_time_of_its_transaction",
         "Differs: schedules, leases and signatures use the database's clock, timeouts a monotonic clock.",
     ),
     "G1": ("tests/schema/test_migrate_command.py::test_unknown_word_is_a_usage_error", CLI_MISTAKE),
