@@ -569,7 +569,7 @@ create table webhookd.job_event_queue (
 
 -- Views ---------------------------------------------------------------------------------------------------------------
 
--- DP2 §8. The last has all columns of job_queue but lease_token, which nobody may read (grants.sql): `select *` must work.
+-- DP2 §8. The last has all columns of job_queue but lease_token, which no role can read (grants.sql), so that `select *` works.
 create view webhookd.v_job_queue_backlog as
     select job_kind, count(*) as backlog from webhookd.job_queue
     where status = 'queued' group by job_kind;

@@ -1,4 +1,4 @@
-"""`webhookd migrate` as a process: its exit codes, its lines, and never a traceback."""
+"""`webhookd migrate` as a process: exit codes and output, never a traceback."""
 
 import asyncio
 import signal
@@ -19,15 +19,15 @@ UP_TO_DATE = "The schema is up to date."
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Give the command line, in a folder without configuration."""
+    """The command line, in a folder without configuration."""
     return Command(tmp_path)
 
 
-# Done
+# Success
 
 
-async def test_migrate_says_what_it_did(command: Command, empty_database: Database) -> None:
-    """The first run names each thing it applied; the second finds nothing to do; both end with 0."""
+async def test_migrate_prints_what_it_applied(command: Command, empty_database: Database) -> None:
+    """The first run prints everything that it applied, the second nothing; both exit with 0."""
     dsn = empty_database.dsn("migrator")
     applied = migrations.everything().describe()
     expected = [*(f"applied {name}" for name in applied), UP_TO_DATE]
@@ -35,8 +35,8 @@ async def test_migrate_says_what_it_did(command: Command, empty_database: Databa
     assert await command.run("migrate", dsn=dsn) == Ended(0, [UP_TO_DATE], [])
 
 
-async def test_check_says_what_is_pending(command: Command, empty_database: Database) -> None:
-    """`--check` ends with 1 and names what is pending before, with 0 after, and changes nothing."""
+async def test_check_prints_what_is_pending(command: Command, empty_database: Database) -> None:
+    """`--check` exits with 1 and prints what is pending, later with 0, and changes nothing."""
     dsn = empty_database.dsn("migrator")
     pending = migrations.everything().describe()
     for _ in range(2):
@@ -47,13 +47,13 @@ async def test_check_says_what_is_pending(command: Command, empty_database: Data
     assert await command.run("migrate", "--check", dsn=dsn) == Ended(0, [UP_TO_DATE], [])
 
 
-async def test_the_daemons_login_may_check(command: Command, database: Database) -> None:
-    """A login that has nothing but webhookd_app can ask whether the schema is up to date."""
+async def test_daemon_login_can_check(command: Command, database: Database) -> None:
+    """A login with only webhookd_app can check whether the schema is up to date."""
     ended = await command.run("migrate", "--check", dsn=database.dsn("daemon"))
     assert ended == Ended(0, [UP_TO_DATE], [])
 
 
-async def test_the_address_may_stand_in_a_file(command: Command, database: Database) -> None:
+async def test_dsn_in_a_configuration_file(command: Command, database: Database) -> None:
     """./webhookd.toml, $WEBHOOKD_CONFIG and --config all name the database; the environment's DSN wins."""
     good = f'[database]\ndsn = "{database.dsn("daemon")}"\n'
     closed = '[database]\ndsn = "postgresql://nobody@127.0.0.1:1/none"\n'
@@ -66,16 +66,16 @@ async def test_the_address_may_stand_in_a_file(command: Command, database: Datab
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["migrate", "--help"]])
-async def test_help_is_given(command: Command, arguments: list[str]) -> None:
-    """Help needs neither configuration nor database, and is no error."""
+async def test_help(command: Command, arguments: list[str]) -> None:
+    """Help needs neither configuration nor database, and exits with 0."""
     ended = await command.run(*arguments)
     assert (ended.code, ended.err) == (0, [])
     assert ended.out[0].startswith("Usage: ")
     assert any(("--check" if "migrate" in arguments else "migrate") in line for line in ended.out)
 
 
-async def test_the_version_is_told(command: Command) -> None:
-    """`--version` names program and version."""
+async def test_version(command: Command) -> None:
+    """`--version` prints program and version."""
     assert await command.run("--version") == Ended(0, [f"webhookd, version {__version__}"], [])
 
 
@@ -92,16 +92,16 @@ async def test_the_version_is_told(command: Command) -> None:
     ],
     ids=["key", "section", "type", "syntax"],
 )
-async def test_a_bad_file_is_a_bad_configuration(command: Command, text: str, expected: str) -> None:
-    """What is wrong with a file is told with its name, and with what was probably meant."""
+async def test_bad_configuration_file(command: Command, text: str, expected: str) -> None:
+    """The error names the file, the mistake and the probable correction."""
     (command.folder / "webhookd.toml").write_text(text)
     line = await command.refused(78, "migrate")
     assert "webhookd.toml" in line
     assert expected in line
 
 
-async def test_a_missing_file_is_a_bad_configuration(command: Command, database: Database) -> None:
-    """A file that was named must be there, even if the environment has all that is needed."""
+async def test_missing_configuration_file(command: Command, database: Database) -> None:
+    """A named file must exist, even if the environment has everything that is needed."""
     line = await command.refused(78, "--config", "no.toml", "migrate", dsn=database.dsn("daemon"))
     assert "no.toml" in line
 
@@ -117,42 +117,42 @@ async def test_a_missing_file_is_a_bad_configuration(command: Command, database:
         "postgresql://u@127.0.0.1/x?sslmode=perhaps",
     ],
 )
-async def test_an_unusable_dsn_is_a_bad_configuration(command: Command, dsn: str) -> None:
-    """What cannot be read as an address is blamed on the setting, not on the database."""
+async def test_malformed_dsn(command: Command, dsn: str) -> None:
+    """A malformed DSN is an error of the configuration, not of the database."""
     assert "dsn" in await command.refused(78, "migrate", dsn=dsn)
 
 
-async def test_a_closed_port_is_unavailable(command: Command) -> None:
-    """Nobody listening ends with 69, and says that the database is unavailable."""
+async def test_closed_port_is_unavailable(command: Command) -> None:
+    """A closed port exits with 69: the database is unavailable."""
     dsn = f"postgresql://nobody@127.0.0.1:{free_port()}/none"
     for arguments in (["migrate"], ["migrate", "--check"]):
         assert "database unavailable" in await command.refused(69, *arguments, dsn=dsn)
 
 
-async def test_a_wrong_password_is_unavailable(command: Command, database: Database) -> None:
-    """A login that the server refuses ends with 69, in the server's words, without the password."""
+async def test_wrong_password_is_unavailable(command: Command, database: Database) -> None:
+    """A refused login exits with 69 and the server's message, without the password."""
     if not isinstance(database.server, LocalServer):
-        pytest.skip("how an existing server authenticates is its own affair")
+        pytest.skip("the authentication of an existing server is not ours")
     dsn = database.server.dsn(database.name, database.login_name("migrator"), "wrong-password")
     line = await command.refused(69, "migrate", dsn=dsn)
     assert "password authentication failed" in line
     assert "wrong-password" not in line
 
 
-async def test_a_missing_database_is_unavailable(command: Command, database: Database) -> None:
-    """A database that is not there ends with 69."""
+async def test_missing_database_is_unavailable(command: Command, database: Database) -> None:
+    """A missing database exits with 69."""
     dsn = database.dsn("migrator").replace(database.name, f"{database.name}_no")
     assert "does not exist" in await command.refused(69, "migrate", dsn=dsn)
 
 
 @pytest.mark.parametrize("arguments", [["migrate", "--nonsense"], ["nonsense"], ["--nonsense"]])
-async def test_an_unknown_word_is_wrong_usage(command: Command, arguments: list[str]) -> None:
-    """An unknown option or command ends with 2, and is named."""
+async def test_unknown_word_is_a_usage_error(command: Command, arguments: list[str]) -> None:
+    """An unknown option or command exits with 2, and is named."""
     assert "nonsense" in await command.refused(2, *arguments)
 
 
-async def test_a_newer_schema_is_refused(command: Command, database: Database) -> None:
-    """A database that is ahead ends with 1 and says what to do."""
+async def test_newer_schema_is_refused(command: Command, database: Database) -> None:
+    """A newer schema exits with 1 and says what to do."""
     superuser = await database.connect("superuser")
     await superuser.execute(
         "insert into webhookd.schema_migrations (version, name, checksum, webhookd_version)"
@@ -164,18 +164,16 @@ async def test_a_newer_schema_is_refused(command: Command, database: Database) -
         assert "Upgrade webhookd" in line
 
 
-async def test_a_login_without_rights_is_refused(
+async def test_login_without_privileges_is_refused(
     command: Command, empty_database: Database, database: Database
 ) -> None:
-    """A login that may neither migrate nor look ends with 1, and one line."""
+    """A login that can neither migrate nor read the schema exits with 1 and one line."""
     for each in (empty_database, database):
         assert "this login cannot" in await command.refused(1, "migrate", dsn=each.dsn("stranger"))
 
 
-async def test_a_database_that_may_only_be_read_is_told_in_a_line(
-    command: Command, empty_database: Database
-) -> None:
-    """Where nothing can be written, as on a standby, migrating ends with a code of ours and one line."""
+async def test_read_only_database_gives_one_line(command: Command, empty_database: Database) -> None:
+    """A read-only database, as on a standby, gives a documented exit code and one line."""
     superuser = await empty_database.connect("superuser")
     await superuser.execute(f"alter database {empty_database.name} set default_transaction_read_only = on")
     ended = await command.run("migrate", dsn=empty_database.dsn("migrator"))
@@ -184,8 +182,8 @@ async def test_a_database_that_may_only_be_read_is_told_in_a_line(
     assert "read-only" in ended.err[0]
 
 
-async def test_a_lock_that_is_not_got_is_told_in_a_line(command: Command, empty_database: Database) -> None:
-    """With a lock_timeout, a migration that runs elsewhere ends this one with a code of ours and one line."""
+async def test_lock_timeout_gives_one_line(command: Command, empty_database: Database) -> None:
+    """A lock timeout behind another migration gives a documented exit code and one line."""
     superuser = await empty_database.connect("superuser")
     await superuser.execute(f"alter database {empty_database.name} set lock_timeout = '1ms'")
     async with superuser.transaction():
@@ -196,13 +194,13 @@ async def test_a_lock_that_is_not_got_is_told_in_a_line(command: Command, empty_
     assert "lock" in ended.err[0]
 
 
-async def test_an_interrupted_migration_leaves_nothing(command: Command, empty_database: Database) -> None:
-    """Ctrl-C while it waits ends it with 130, without a traceback and without a trace in the database."""
+async def test_interrupted_migration_changes_nothing(command: Command, empty_database: Database) -> None:
+    """Ctrl-C while it waits exits with 130, without a traceback and without a change in the database."""
     superuser = await empty_database.connect("superuser")
     async with superuser.transaction():
         await superuser.execute("select pg_advisory_xact_lock($1)", migrations._LOCK_KEY)
         process = await command.start("migrate", environment={DSN: empty_database.dsn("migrator")})
-        await until_blocked(await empty_database.connect("superuser"), await until_asking(superuser))
+        await until_blocked(await empty_database.connect("superuser"), await until_connected(superuser))
         process.send_signal(signal.SIGINT)
         ended = await command.end(process)
     assert ended.code == 130
@@ -211,8 +209,8 @@ async def test_an_interrupted_migration_leaves_nothing(command: Command, empty_d
     assert (await command.run("migrate", dsn=empty_database.dsn("migrator"))).code == 0
 
 
-async def until_asking(superuser: Connection) -> int:
-    """The backend of the command, as soon as it has one in this database."""
+async def until_connected(superuser: Connection) -> int:
+    """Return the backend pid of the command, as soon as it is connected to this database."""
     deadline = asyncio.get_running_loop().time() + PROCESS_TIMEOUT_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         await superuser.execute("select pg_stat_clear_snapshot()")

@@ -1,6 +1,6 @@
-"""Migrating: an empty database, an up-to-date one, two at once, and whatever must be refused or undone.
+"""Migrating: empty and up-to-date databases, concurrent migrations, refusals and failures.
 
-All by the login `migrator`, which has CREATEROLE and owns the databases, and is no superuser.
+The login `migrator` has CREATEROLE and owns the databases; it is not a superuser.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ PRE_RELEASE_MIGRATIONS = (
     "0008_scheduled",
 )
 
-# What is in the schema, in words that are the same in every database that has the same.
+# The contents of the schema, without oids, so that two databases can be compared.
 CATALOG = {
     "schema": "select nspowner::regrole::text from pg_namespace where nspname = 'webhookd'",
     "relations": """
@@ -93,7 +93,7 @@ CATALOG = {
 
 
 async def described(connection: Connection) -> dict[str, list[str]]:
-    """Everything that is in the schema."""
+    """Return everything that is in the schema."""
     return {
         what: sorted(str(tuple(row)) for row in await connection.fetch(query))
         for what, query in CATALOG.items()
@@ -101,7 +101,7 @@ async def described(connection: Connection) -> dict[str, list[str]]:
 
 
 async def versions(connection: Connection) -> list[tuple[str, ...]]:
-    """Which transaction wrote what is in the schema, row by row: any writing at all makes another answer."""
+    """Return the xmin of each catalog row of the schema: any write changes the result."""
     rows = await connection.fetch(
         "select 'function', oid::text, xmin::text from pg_proc where pronamespace = 'webhookd'::regnamespace"
         " union all select 'relation', oid::text, xmin::text from pg_class"
@@ -117,14 +117,14 @@ async def versions(connection: Connection) -> list[tuple[str, ...]]:
 
 
 async def has_schema(connection: Connection) -> bool:
-    """Whether there is anything of ours in the database."""
+    """Return whether the database has the schema webhookd."""
     return bool(
         await connection.fetchval("select exists (select from pg_namespace where nspname = 'webhookd')")
     )
 
 
 async def until_all_wait(observer: Connection, count: int, holding: Connection) -> None:
-    """Return when so many migrations, in whichever database, wait for the holder."""
+    """Return when so many migrations, in any database, wait for the holder."""
     deadline = asyncio.get_running_loop().time() + CONDITION_TIMEOUT_SECONDS
     waiting = 0
     while asyncio.get_running_loop().time() < deadline:
@@ -140,13 +140,13 @@ async def until_all_wait(observer: Connection, count: int, holding: Connection) 
 
 
 def with_function(schema: Schema, statement: str, owner: str = "job_worker") -> Schema:
-    """The schema with one more file of functions, the last."""
+    """Return the schema with one more function file, at the end."""
     text = f"-- owner: {owner}\n{statement};"
     return replace(schema, functions=(*schema.functions, FunctionFile("zz_more", owner, text)))
 
 
 def with_migration(schema: Schema, statement: str) -> Schema:
-    """The schema with one more migration."""
+    """Return the schema with one more migration."""
     number = schema.migrations[-1].version + 1
     return replace(
         schema, migrations=(*schema.migrations, Migration(number, f"{number:04d}_more", statement))
@@ -154,7 +154,7 @@ def with_migration(schema: Schema, statement: str) -> Schema:
 
 
 def with_replaced(schema: Schema, old: str, new: str) -> Schema:
-    """The schema with other words in its functions."""
+    """Return the schema with a changed text in its functions."""
     assert any(old in file.text for file in schema.functions)
     return replace(
         schema,
@@ -163,7 +163,7 @@ def with_replaced(schema: Schema, old: str, new: str) -> Schema:
 
 
 def with_role(schema: Schema, role: str, beside: str) -> Schema:
-    """The schema with one more role, of the same kind as another."""
+    """Return the schema with one more role, of the same kind as another."""
     roles = schema.roles.replace(f"'{beside}'", f"'{role}', '{beside}'", 1)
     assert roles != schema.roles
     return replace(schema, roles=roles)
@@ -171,7 +171,7 @@ def with_role(schema: Schema, role: str, beside: str) -> Schema:
 
 @asynccontextmanager
 async def dropped_afterwards(cluster: Cluster, role: str) -> AsyncIterator[None]:
-    """Let a role be there for the length of the block."""
+    """Drop a role at the end of the block."""
     try:
         yield
     finally:
@@ -183,7 +183,7 @@ async def dropped_afterwards(cluster: Cluster, role: str) -> AsyncIterator[None]
 
 @pytest.fixture
 async def second(cluster: Cluster) -> AsyncIterator[Credentials]:
-    """A login with CREATEROLE that did not make the roles."""
+    """A login with CREATEROLE that did not create the roles."""
     login = Credentials(f"{cluster.prefix}_second_{secrets.token_hex(4)}", "secret")
     async with dropped_afterwards(cluster, login.name):
         async with cluster.superuser() as superuser:
@@ -191,11 +191,11 @@ async def second(cluster: Cluster) -> AsyncIterator[Credentials]:
         yield login
 
 
-# Doing it, once
+# Migrating once
 
 
-async def test_an_empty_database_gets_the_whole_schema(empty_database: Database, database: Database) -> None:
-    """Migrating gives what a copy of the template has, and belongs to the roles, not to the login."""
+async def test_empty_database_gets_the_whole_schema(empty_database: Database, database: Database) -> None:
+    """The result equals the template; everything belongs to the roles, not to the login."""
     assert await migrate(empty_database.dsn("migrator")) == EVERYTHING
     new = await described(await empty_database.connect("superuser"))
     assert new == await described(await database.connect("superuser"))
@@ -203,8 +203,8 @@ async def test_an_empty_database_gets_the_whole_schema(empty_database: Database,
     assert empty_database.login_name("migrator") not in str(new)
 
 
-async def test_a_migration_is_written_down(empty_database: Database) -> None:
-    """The database knows which migrations it has, by which webhookd, and which functions."""
+async def test_applied_files_are_recorded(empty_database: Database) -> None:
+    """The database records its migrations and functions, with checksums and webhookd's version."""
     await migrate(empty_database.dsn("migrator"))
     connection = await empty_database.connect("reader")
     rows = await connection.fetch(
@@ -224,20 +224,20 @@ async def test_a_migration_is_written_down(empty_database: Database) -> None:
 
 
 async def test_migrating_again_does_nothing(database: Database) -> None:
-    """On an up-to-date database nothing is done and not a row of the catalog is written."""
+    """On an up-to-date database no row of the catalog is written."""
     superuser = await database.connect("superuser")
     before = await versions(superuser)
     assert await migrate(database.dsn("migrator")) == NOTHING
     assert await versions(superuser) == before
 
 
-async def test_anybody_of_ours_may_find_nothing_to_do(database: Database) -> None:
-    """An up-to-date database needs no right to migrate: the daemon's login may ask for it too."""
+async def test_up_to_date_database_needs_no_privileges(database: Database) -> None:
+    """The daemon's login can run migrate if nothing is pending."""
     assert await migrate(database.dsn("daemon")) == NOTHING
 
 
-async def test_an_upgraded_database_is_like_a_new_one(empty_database: Database, database: Database) -> None:
-    """From an older release's functions and rights, migrating leads to exactly what a new database gets."""
+async def test_upgraded_database_equals_a_new_one(empty_database: Database, database: Database) -> None:
+    """Migrating from older functions and privileges gives exactly what a new database gets."""
     older = with_function(
         with_replaced(shipped(), "must be at least 1", "must be one or more"),
         "create function webhookd.old(a integer default 1) returns integer language sql as 'select a'",
@@ -251,11 +251,11 @@ async def test_an_upgraded_database_is_like_a_new_one(empty_database: Database, 
     assert await described(superuser) == expected
 
 
-# Two at once
+# Concurrent migrations
 
 
-async def test_two_migrations_of_one_database(empty_database: Database, database: Database) -> None:
-    """Both wait for the lock; then one does it all, the other finds nothing to do, and both succeed."""
+async def test_concurrent_migrations_of_one_database(empty_database: Database, database: Database) -> None:
+    """Both wait for the lock; then one applies everything, the other nothing, and both succeed."""
     holder, observer = await empty_database.connect("superuser"), await empty_database.connect("superuser")
     async with holder.transaction():
         await holder.execute("select pg_advisory_xact_lock($1)", migrations._LOCK_KEY)
@@ -268,8 +268,8 @@ async def test_two_migrations_of_one_database(empty_database: Database, database
     assert await described(observer) == await described(await database.connect("superuser"))
 
 
-async def test_a_migration_that_fails_lets_the_next_one_do_it(empty_database: Database) -> None:
-    """Of two at once the failing one leaves the work, whole, to the other."""
+async def test_waiting_migration_continues_after_a_failed_one(empty_database: Database) -> None:
+    """If the first of two concurrent migrations fails, the second applies everything."""
     holder, observer = await empty_database.connect("superuser"), await empty_database.connect("superuser")
     dsn = empty_database.dsn("migrator")
     broken = with_migration(shipped(), "select 1 / 0")
@@ -286,10 +286,10 @@ async def test_a_migration_that_fails_lets_the_next_one_do_it(empty_database: Da
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "rolled back"])
-async def test_two_databases_need_a_role_at_once(
+async def test_two_databases_create_a_role_concurrently(
     cluster: Cluster, make_database: MakeDatabase, *, committed: bool
 ) -> None:
-    """Two databases wait for a third to make a role; whoever makes it in the end, both are migrated."""
+    """Two migrations wait for a transaction that creates a role; both succeed, also after its rollback."""
     role = f"{cluster.prefix}_role_{secrets.token_hex(4)}"
     schema = with_role(shipped(), role, "event_ingest_writer")
     first, second, third = [await make_database() for _ in range(3)]
@@ -309,10 +309,8 @@ async def test_two_databases_need_a_role_at_once(
         assert await described(superusers[0]) == await described(superusers[1])
 
 
-async def test_two_databases_are_granted_a_role_at_once(
-    cluster: Cluster, make_database: MakeDatabase
-) -> None:
-    """The same for the migrator's membership in a role that owns something."""
+async def test_two_databases_grant_a_role_concurrently(cluster: Cluster, make_database: MakeDatabase) -> None:
+    """The same for the migrator's membership in an owning role."""
     role = f"{cluster.prefix}_role_{secrets.token_hex(4)}"
     schema = with_role(shipped(), role, "webhookd_owner")
     first, second, third = [await make_database() for _ in range(3)]
@@ -328,8 +326,10 @@ async def test_two_databases_are_granted_a_role_at_once(
         assert [await task for task in tasks] == [EVERYTHING] * 2
 
 
-async def test_two_databases_of_one_cluster_are_apart(cluster: Cluster, make_database: MakeDatabase) -> None:
-    """Roles are shared, events are not; rights hold in both, and dropping one leaves the other whole."""
+async def test_two_databases_of_one_cluster_are_independent(
+    cluster: Cluster, make_database: MakeDatabase
+) -> None:
+    """Roles are shared, events are not; privileges hold in both, and dropping one keeps the other intact."""
     first, second = await make_database(), await make_database()
     tasks = [asyncio.create_task(migrate(each.dsn("migrator"))) for each in (first, second)]
     for task in tasks:
@@ -351,7 +351,7 @@ async def test_two_databases_of_one_cluster_are_apart(cluster: Cluster, make_dat
     assert await migrate(second.dsn("migrator")) == NOTHING
 
 
-# Failing leaves nothing behind
+# A failed migration changes nothing
 
 
 BROKEN: dict[str, Callable[[Schema], Schema]] = {
@@ -368,8 +368,8 @@ broken = pytest.mark.parametrize("what", BROKEN)
 
 
 @broken
-async def test_a_failing_migration_leaves_nothing_behind(empty_database: Database, what: str) -> None:
-    """Whatever fails, an empty database stays empty, without even the first migration, and usable."""
+async def test_failed_migration_keeps_a_database_empty(empty_database: Database, what: str) -> None:
+    """After any failure an empty database is still empty, and can be migrated."""
     dsn = empty_database.dsn("migrator")
     with pytest.raises((asyncpg.PostgresError, WebhookdError)):
         await migrate(dsn, BROKEN[what](shipped()))
@@ -378,8 +378,8 @@ async def test_a_failing_migration_leaves_nothing_behind(empty_database: Databas
 
 
 @broken
-async def test_a_failing_migration_leaves_what_was(database: Database, what: str) -> None:
-    """Whatever fails, a database that has the schema keeps it as it was, to the row, and still works."""
+async def test_failed_migration_keeps_the_schema(database: Database, what: str) -> None:
+    """After any failure an existing schema is unchanged, to the row, and works."""
     superuser = await database.connect("superuser")
     before = await described(superuser), await versions(superuser)
     with pytest.raises((asyncpg.PostgresError, WebhookdError)):
@@ -390,11 +390,11 @@ async def test_a_failing_migration_leaves_what_was(database: Database, what: str
     assert await check(database.dsn("daemon")) == NOTHING
 
 
-# A past or a future that is not ours
+# Refused databases
 
 
 async def refused_unchanged(database: Database, schema: Schema | None = None) -> str:
-    """What migrate and check both say; neither changed anything."""
+    """Return the message of migrate and check, which change nothing."""
     superuser = await database.connect("superuser")
     before = await versions(superuser)
     messages = []
@@ -438,8 +438,8 @@ async def test_database_of_a_pre_release_is_refused(database: Database, migratio
     )
 
 
-async def test_a_database_with_a_later_migration_is_refused_as_newer(database: Database) -> None:
-    """A migration that this webhookd does not know means: upgrade webhookd."""
+async def test_later_migration_is_refused_as_newer(database: Database) -> None:
+    """An unknown migration means that webhookd must be upgraded."""
     superuser = await database.connect("superuser")
     await superuser.execute(
         "insert into webhookd.schema_migrations (version, name, checksum, webhookd_version)"
@@ -452,7 +452,7 @@ async def test_a_database_with_a_later_migration_is_refused_as_newer(database: D
 
 
 async def set_code_version(database: Database, version: str, checksum: str = "another") -> None:
-    """Let the functions be of another release."""
+    """Record another version and checksum of the functions."""
     superuser = await database.connect("superuser")
     await superuser.execute(
         "update webhookd.schema_code set webhookd_version = $1, checksum = $2 where part = 'functions'",
@@ -463,22 +463,22 @@ async def set_code_version(database: Database, version: str, checksum: str = "an
 
 @pytest.mark.parametrize("version", ["99.0.0", "0.10.0", "99.0.0rc1", "99.0"])
 async def test_newer_functions_are_refused_as_newer(database: Database, version: str) -> None:
-    """Functions of a later release, however its version is written, are not overwritten by an earlier one."""
+    """Functions of a later release are not replaced by an earlier one."""
     await set_code_version(database, version)
     message = await refused_unchanged(database)
     assert "newer than this webhookd" in message
     assert f"they are from {version}, this is {__version__}" in message
 
 
-async def test_the_same_functions_of_a_newer_release_are_fine(database: Database) -> None:
-    """A later release that changed no function is no reason to refuse."""
+async def test_same_functions_of_a_newer_release_are_accepted(database: Database) -> None:
+    """A later release without changed functions is not refused."""
     await set_code_version(database, "99.0.0", shipped().code_checksum)
     assert await check(database.dsn("migrator")) == NOTHING
 
 
 @pytest.mark.parametrize("version", ["0.0.9", __version__])
-async def test_older_functions_are_applied_anew(database: Database, version: str) -> None:
-    """Other functions of an earlier release, or of a build of this one, are replaced."""
+async def test_older_functions_are_replaced(database: Database, version: str) -> None:
+    """Functions of an earlier release, or of another build of this one, are replaced."""
     await set_code_version(database, version)
     assert await check(database.dsn("migrator")) == CODE
     assert await migrate(database.dsn("migrator")) == CODE
@@ -490,7 +490,7 @@ async def test_older_functions_are_applied_anew(database: Database, version: str
     assert tuple(row) == (shipped().code_checksum, __version__)
 
 
-def test_planner_settings_are_in_planner_sql_alone() -> None:
+def test_planner_settings_are_only_in_planner_sql() -> None:
     """A function file sets nothing but search_path."""
     for file in shipped().functions:
         headers = re.findall(r"^create or replace function.*?\$\$", file.text, re.MULTILINE | re.DOTALL)
@@ -522,8 +522,8 @@ async def test_changed_planner_settings_are_applied(database: Database) -> None:
     )
 
 
-def test_all_functions_of_one_name_are_of_one_owner() -> None:
-    """They are handed over by name."""
+def test_overloads_have_one_owner() -> None:
+    """Ownership is transferred by name."""
     owners: dict[str, set[str]] = {}
     for file in shipped().functions:
         for name in migrations.created_names(file):
@@ -533,8 +533,8 @@ def test_all_functions_of_one_name_are_of_one_owner() -> None:
 
 
 @pytest.mark.parametrize("other", ["saga_orchestrator", "webhookd_owner"])
-async def test_functions_that_others_owned_are_handed_over(database: Database, other: str) -> None:
-    """As if they had always been their owners'; and of those of the same name no more than there are."""
+async def test_ownership_of_functions_is_transferred(database: Database, other: str) -> None:
+    """Functions of another owner get their right owner, and obsolete overloads are dropped."""
     superuser = await database.connect("superuser")
     before = await described(superuser)
     functions = await superuser.fetch(
@@ -557,8 +557,8 @@ async def test_functions_that_others_owned_are_handed_over(database: Database, o
     ["", "create table webhookd.events ()", "create table webhookd.schema_migrations (version text)"],
     ids=["empty", "with tables", "with migrations of its own"],
 )
-async def test_a_schema_of_somebody_else_is_refused(empty_database: Database, content: str) -> None:
-    """A schema that merely has our name is left alone, with a line that says so."""
+async def test_foreign_schema_is_refused(empty_database: Database, content: str) -> None:
+    """A schema with our name that webhookd did not create is refused and not changed."""
     migrator = await empty_database.connect("migrator")
     await migrator.execute(f"create schema webhookd; {content}")
     tables = "select array(select relname::text from pg_class where relnamespace = 'webhookd'::regnamespace)"
@@ -569,8 +569,8 @@ async def test_a_schema_of_somebody_else_is_refused(empty_database: Database, co
     assert await migrator.fetchval(tables) == before
 
 
-async def test_another_encoding_is_refused(make_database: MakeDatabase) -> None:
-    """A database that could not keep every payload is refused before anything is made in it."""
+async def test_other_encoding_is_refused(make_database: MakeDatabase) -> None:
+    """A database that cannot store every payload is refused, and stays empty."""
     latin = await make_database(encoding="LATIN1")
     for ask in (migrate, check):
         with pytest.raises(SchemaProblem, match=r"^the database's encoding is LATIN1: webhookd needs UTF8$"):
@@ -578,11 +578,11 @@ async def test_another_encoding_is_refused(make_database: MakeDatabase) -> None:
     assert not await has_schema(await latin.connect("superuser"))
 
 
-# Applying functions and rights anew
+# Changed functions and privileges
 
 
-async def test_a_changed_function_keeps_its_oid(database: Database) -> None:
-    """A new body takes the old one's place: what refers to the function goes on referring to it."""
+async def test_changed_function_keeps_its_oid(database: Database) -> None:
+    """A function is replaced in place, so that references to it stay valid."""
     superuser = await database.connect("superuser")
     oids = "select array(select oid from pg_proc where pronamespace = 'webhookd'::regnamespace order by oid)"
     source = "select prosrc from pg_proc where oid = 'webhookd.route_events'::regproc"
@@ -596,8 +596,8 @@ async def test_a_changed_function_keeps_its_oid(database: Database) -> None:
         await daemon.execute("select webhookd.route_events(0)")
 
 
-async def test_a_function_taken_out_of_the_files_is_dropped(database: Database) -> None:
-    """What no file has any more is gone, whoever owns it, also when only its arguments changed."""
+async def test_removed_function_is_dropped(database: Database) -> None:
+    """A function that is in no file is dropped, whichever role owns it, also an old overload."""
     older = shipped()
     for owner in ("job_worker", "webhookd_owner"):
         older = with_function(
@@ -629,8 +629,8 @@ async def test_a_function_taken_out_of_the_files_is_dropped(database: Database) 
         "create on schema webhookd to webhookd_app",
     ],
 )
-async def test_a_right_taken_out_of_the_files_is_gone(database: Database, right: str) -> None:
-    """A right that an earlier release gave, and this one does not, is taken back."""
+async def test_removed_privilege_is_revoked(database: Database, right: str) -> None:
+    """A privilege that only an earlier release granted is revoked."""
     superuser = await database.connect("superuser")
     expected = await described(superuser)
     generous = replace(shipped(), grants=f"{shipped().grants}\ngrant {right};")
@@ -640,8 +640,8 @@ async def test_a_right_taken_out_of_the_files_is_gone(database: Database, right:
     assert await described(superuser) == expected
 
 
-async def test_owners_may_create_nothing_afterwards(database: Database) -> None:
-    """CREATE on the schema, needed while a function is made, is nobody's but its owner's in the end."""
+async def test_owning_roles_cannot_create_after_a_migration(database: Database) -> None:
+    """After a migration only the schema's owner has CREATE on it."""
     superuser = await database.connect("superuser")
     creators = await superuser.fetch(
         "select rolname from pg_roles where not rolsuper"
@@ -650,29 +650,27 @@ async def test_owners_may_create_nothing_afterwards(database: Database) -> None:
     assert [row["rolname"] for row in creators] == ["webhookd_owner"]
 
 
-# Who may
+# Logins
 
 
 async def one_problem(ask: Awaitable[Pending]) -> str:
-    """The SchemaProblem of a login, in one line."""
+    """Return the message of a SchemaProblem, which is one line."""
     with pytest.raises(SchemaProblem) as caught:
         await ask
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
 
-async def test_a_login_without_createrole_is_told(empty_database: Database) -> None:
-    """Where the roles are there already, a login with no rights at all gets one clear line."""
+async def test_login_without_createrole(empty_database: Database) -> None:
+    """If the roles exist, a login without privileges gets one clear line."""
     message = await one_problem(migrate(empty_database.dsn("stranger")))
     assert "this login cannot migrate" in message
     assert "CREATEROLE" in message
     assert not await has_schema(await empty_database.connect("superuser"))
 
 
-async def test_a_login_without_createrole_is_told_on_a_new_cluster(
-    cluster: Cluster, empty_database: Database
-) -> None:
-    """Where a role is still to be made, too; and no role is made."""
+async def test_login_without_createrole_on_a_new_cluster(cluster: Cluster, empty_database: Database) -> None:
+    """If a role is missing, too; and the role is not created."""
     role = f"{cluster.prefix}_role_{secrets.token_hex(4)}"
     schema = with_role(shipped(), role, "webhookd_owner")
     message = await one_problem(migrate(empty_database.dsn("stranger"), schema))
@@ -683,10 +681,10 @@ async def test_a_login_without_createrole_is_told_on_a_new_cluster(
     assert not await has_schema(superuser)
 
 
-async def test_a_second_migrator_is_told_what_to_grant(
+async def test_second_migrator_gets_the_grant_to_run(
     cluster: Cluster, empty_database: Database, second: Credentials
 ) -> None:
-    """From PostgreSQL 16 on a second login with CREATEROLE is told the GRANT that helps; before, it works."""
+    """Since PostgreSQL 16 a second login with CREATEROLE gets the GRANT to run; before, it succeeds."""
     superuser = await empty_database.connect("superuser")
     await superuser.execute(f"grant create on database {empty_database.name} to {second.name}")
     dsn = cluster.server.dsn(empty_database.name, second.name, second.password)
@@ -704,10 +702,8 @@ async def test_a_second_migrator_is_told_what_to_grant(
     assert await migrate(empty_database.dsn("migrator")) == NOTHING
 
 
-async def test_a_second_migrator_may_follow_the_first(
-    cluster: Cluster, database: Database, second: Credentials
-) -> None:
-    """With the roles lent to it, another login upgrades what the first one made."""
+async def test_second_migrator_can_upgrade(cluster: Cluster, database: Database, second: Credentials) -> None:
+    """With the roles granted, another login can upgrade the schema."""
     superuser = await database.connect("superuser")
     expected = await described(superuser)
     await superuser.execute(f"grant {OWNING_ROLES} to {second.name}")
@@ -716,10 +712,10 @@ async def test_a_second_migrator_may_follow_the_first(
     assert await described(superuser) == expected
 
 
-async def test_a_login_that_may_not_create_is_told(
+async def test_login_without_create_on_the_database(
     cluster: Cluster, empty_database: Database, second: Credentials
 ) -> None:
-    """CREATEROLE and the roles are not enough: without CREATE on the database it says so."""
+    """CREATEROLE and the roles are not enough: the message names CREATE on the database."""
     superuser = await empty_database.connect("superuser")
     await superuser.execute(f"grant {OWNING_ROLES} to {second.name}")
     message = await one_problem(
@@ -729,11 +725,11 @@ async def test_a_login_that_may_not_create_is_told(
     assert not await has_schema(superuser)
 
 
-# Only looking
+# Check, and partial migrations
 
 
-async def test_check_says_what_is_pending_and_changes_nothing(empty_database: Database) -> None:
-    """Before, between and after, check names what migrate would do, and does not do it."""
+async def test_check_returns_what_is_pending(empty_database: Database) -> None:
+    """At any time check returns what migrate would apply, and changes nothing."""
     dsn = empty_database.dsn("migrator")
     superuser = await empty_database.connect("superuser")
     assert await check(dsn) == EVERYTHING
@@ -753,8 +749,8 @@ async def test_check_says_what_is_pending_and_changes_nothing(empty_database: Da
     assert await versions(superuser) == before
 
 
-async def test_a_later_migration_is_applied_alone(database: Database) -> None:
-    """Only what is pending is done: a new migration leaves unchanged functions as they are."""
+async def test_second_migration_is_applied_alone(database: Database) -> None:
+    """A new migration does not apply unchanged functions again."""
     superuser = await database.connect("superuser")
     before = await versions(superuser)
     later = with_migration(shipped(), "create table webhookd.more (id integer)")
@@ -767,23 +763,23 @@ async def test_a_later_migration_is_applied_alone(database: Database) -> None:
 
 
 @pytest.mark.parametrize("login", ["daemon", "reader"])
-async def test_the_daemons_login_may_check(database: Database, login: Login) -> None:
-    """A login with webhookd_app or webhookd_reader and nothing else can see what is pending."""
+async def test_daemon_login_can_check(database: Database, login: Login) -> None:
+    """A login with only webhookd_app or webhookd_reader can see what is pending."""
     assert await check(database.dsn(login)) == NOTHING
     assert await check(database.dsn(login), with_replaced(shipped(), "at least 1", "one or more")) == CODE
 
 
 @pytest.mark.parametrize("login", ["application", "stranger"])
-async def test_who_may_not_look_is_told_so(database: Database, login: Login) -> None:
-    """A login without the right to look gets one line with the role to grant, not a guess."""
+async def test_login_without_read_privileges(database: Database, login: Login) -> None:
+    """A login that cannot read the schema gets one line with the role to grant."""
     for ask in (check, migrate):
         message = await one_problem(ask(database.dsn(login)))
         assert "this login cannot read the schema" in message
         assert "one with the role webhookd_app" in message
 
 
-async def test_a_changed_function_locks_no_table(database: Database) -> None:
-    """Triggers are left alone where only functions changed: writers and readers of every table go on."""
+async def test_changed_function_locks_no_table(database: Database) -> None:
+    """If only functions changed, triggers are not replaced, and open transactions do not block."""
     application = await database.connect("application")
     changed = with_replaced(shipped(), "at least 1", "one or more")
     async with application.transaction():
@@ -793,8 +789,8 @@ async def test_a_changed_function_locks_no_table(database: Database) -> None:
 
 
 async def test_changed_triggers_are_applied_alone(database: Database) -> None:
-    """And a transaction that is in their way is waited for a moment only, since others queue behind."""
-    changed = replace(shipped(), triggers=shipped().triggers + "\n-- a word more\n")
+    """They wait for an open transaction only briefly, because other sessions queue behind the lock."""
+    changed = replace(shipped(), triggers=shipped().triggers + "\n-- changed\n")
     application = await database.connect("application")
     async with application.transaction():
         await application.execute("select webhookd.publish('order.created', '{}')")
@@ -803,8 +799,8 @@ async def test_changed_triggers_are_applied_alone(database: Database) -> None:
     assert await migrate(database.dsn("migrator"), changed) == Pending((), code=False, triggers=True)
 
 
-async def test_nothing_binds_to_names_of_others(empty_database: Database) -> None:
-    """An operator that somebody made in public, on the migrator's path, is not what our CHECKs use."""
+async def test_migrating_ignores_operators_of_other_schemas(empty_database: Database) -> None:
+    """CHECKs do not use an operator of the schema public on the migrator's search path."""
     superuser = await empty_database.connect("superuser")
     await superuser.execute(
         """

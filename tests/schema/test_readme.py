@@ -1,4 +1,4 @@
-"""The documentation's SQL, run by psql as it stands there."""
+"""Runs the SQL examples of schema/README.md with psql."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def documented(path: str, heading: str) -> str:
-    """The first SQL block after a heading."""
+    """Return the first SQL block after a heading."""
     text = (ROOT / path).read_text("utf-8")
     match = re.search(r"```sql\n(.*?)```", text[text.index(heading) :], re.DOTALL)
     assert match is not None
@@ -21,8 +21,8 @@ def documented(path: str, heading: str) -> str:
 
 
 async def follow(database: Database, heading: str) -> None:
-    """Run a block by psql, as the daemon's login."""
-    # This machine's, or the one that the embedded server's package brings.
+    """Run a block with psql, as the daemon's login."""
+    # The machine's psql, or that of the embedded server's package.
     psql = shutil.which("psql") or next(wheel_installations()).program("psql")
     done = await asyncio.to_thread(
         subprocess.run,
@@ -37,7 +37,7 @@ async def follow(database: Database, heading: str) -> None:
 
 
 async def test_one_event_and_one_job_by_hand(database: Database) -> None:
-    """Whoever follows the README with psql comes to a dead letter and requeues it; likewise with a job."""
+    """The examples produce a dead letter and requeue it, for a delivery and for a job."""
     await follow(database, "### One event by hand")
     await follow(database, "### One job by hand")
     daemon = await database.connect("daemon")

@@ -1,4 +1,4 @@
-"""Who may do what: the matrix of rights, shown by the catalog and by trying, and the rights of functions."""
+"""Privileges of roles, logins and functions, checked in the catalog and by trying each of them."""
 
 from typing import TYPE_CHECKING
 
@@ -367,8 +367,8 @@ async def served_functions(connection: "Connection", calls: dict[str, str]) -> s
 # Tables
 
 
-async def test_the_matrix_names_every_table_and_every_role(flow: "Flow") -> None:
-    """Whatever is in the schema, and whoever owns or was granted something of it, has its place here."""
+async def test_matrix_has_every_table_and_role(flow: "Flow") -> None:
+    """Every table, and every role that owns or was granted something, is in the matrix."""
     assert set(await table_columns(flow.superuser)) == set(TABLES.values())
     rows = await flow.superuser.fetch(
         """
@@ -386,8 +386,8 @@ async def test_the_matrix_names_every_table_and_every_role(flow: "Flow") -> None
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_the_catalog_knows_the_matrix(flow: "Flow", role: str) -> None:
-    """has_table_privilege says of each table and right what the matrix says, or has_any_column_privilege."""
+async def test_catalog_equals_the_matrix(flow: "Flow", role: str) -> None:
+    """has_table_privilege and has_any_column_privilege equal the matrix, for every table."""
     asked = "select has_{0}_privilege($1::text, 'webhookd.' || $2::text, $3)"
     held = {}
     for table in await table_columns(flow.superuser):
@@ -406,8 +406,8 @@ async def test_the_catalog_knows_the_matrix(flow: "Flow", role: str) -> None:
 
 
 @pytest.mark.parametrize("role", GRANTED)
-async def test_a_role_is_served_what_the_matrix_allows_and_nothing_else(flow: "Flow", role: str) -> None:
-    """Each statement is really tried in the role: served, or refused by PostgreSQL with 42501."""
+async def test_role_can_do_exactly_what_the_matrix_allows(flow: "Flow", role: str) -> None:
+    """Each statement is tried as the role: it succeeds, or PostgreSQL refuses it with 42501."""
     tables = await table_columns(flow.superuser)
     async with undone(flow.superuser):
         await flow.superuser.execute(f"set local role {role}")
@@ -415,18 +415,18 @@ async def test_a_role_is_served_what_the_matrix_allows_and_nothing_else(flow: "F
 
 
 @pytest.mark.parametrize("login", ROLE_OF)
-async def test_a_login_is_served_what_its_role_is_and_nothing_else(
+async def test_login_can_do_exactly_what_its_role_can(
     flow: "Flow", database: "Database", login: "Login"
 ) -> None:
-    """The same by a connection of its own; a stranger is served nothing."""
+    """The same with a real connection; a stranger can do nothing."""
     role = ROLE_OF[login]
     connection = await database.connect(login)
     tables = await table_columns(flow.superuser)
     assert await served_tables(connection, tables) == (NOTHING if role is None else EXPECTED[role])
 
 
-async def test_tables_are_granted_nothing_beyond_the_matrix(flow: "Flow") -> None:
-    """No right of another kind, none to be handed on, none to PUBLIC; on single columns but to read these."""
+async def test_tables_have_no_privileges_beyond_the_matrix(flow: "Flow") -> None:
+    """No other kind of privilege, no grant option, none for PUBLIC; on columns only SELECT of job_queue."""
     others = await flow.superuser.fetch(
         """
         select c.relname, a.grantee::regrole, a.privilege_type
@@ -445,8 +445,8 @@ async def test_tables_are_granted_nothing_beyond_the_matrix(flow: "Flow") -> Non
 
 
 @pytest.mark.parametrize("login", ["daemon", "reader"])
-async def test_who_reads_jobs_reads_no_lease_token(database: "Database", login: "Login") -> None:
-    """Every other column is shown, and one that a migration adds must be granted; views show them whole."""
+async def test_lease_token_cannot_be_read(database: "Database", login: "Login") -> None:
+    """Every other column can be read, also one that a migration adds; the views can be read completely."""
     connection = await database.connect(login)
     columns = """
         select attname from pg_attribute where attrelid = ('webhookd.' || $1::text)::regclass
@@ -459,8 +459,8 @@ async def test_who_reads_jobs_reads_no_lease_token(database: "Database", login: 
         assert await refusal(connection, f"table webhookd.{view}") is None
 
 
-async def test_only_who_writes_events_may_use_a_sequence(flow: "Flow") -> None:
-    """They take their ids first; everywhere else an identity column needs no right on its sequence."""
+async def test_only_writers_of_events_can_use_a_sequence(flow: "Flow") -> None:
+    """They take ids before the insert; other identity columns need no privilege on their sequence."""
     held = await flow.superuser.fetch(
         """
         select c.relname as sequence, r.role, p.privilege
@@ -477,8 +477,8 @@ async def test_only_who_writes_events_may_use_a_sequence(flow: "Flow") -> None:
     ]
 
 
-async def test_views_are_read_by_who_reads_their_tables(flow: "Flow") -> None:
-    """Nobody writes through a view, and there is none that is not named here."""
+async def test_views_have_the_readers_of_their_tables(flow: "Flow") -> None:
+    """No role can write through a view, and every view is in the list."""
     rows = await flow.superuser.fetch(
         """
         select c.relname, array_agg(r.role || ' ' || p.privilege order by r.role, p.privilege) as held
@@ -495,7 +495,7 @@ async def test_views_are_read_by_who_reads_their_tables(flow: "Flow") -> None:
     assert {row["relname"]: row["held"] for row in rows} == dict.fromkeys(VIEWS, readers)
 
 
-async def test_every_table_is_the_owners(flow: "Flow") -> None:
+async def test_every_table_belongs_to_the_owner(flow: "Flow") -> None:
     """Tables, sequences, types and the schema itself belong to one role."""
     owners = await flow.superuser.fetch(
         """
@@ -510,8 +510,8 @@ async def test_every_table_is_the_owners(flow: "Flow") -> None:
 # Functions
 
 
-async def test_every_function_has_the_owner_and_the_rights_expected(flow: "Flow") -> None:
-    """A new function, another owner or a definer more has to be written down here."""
+async def test_every_function_has_the_expected_owner_and_security(flow: "Flow") -> None:
+    """A new function, owner or SECURITY DEFINER must be added to the list above."""
     rows = await flow.superuser.fetch(
         """
         select proname, proowner::regrole::text as owner,
@@ -537,7 +537,7 @@ async def test_every_function_has_a_fixed_search_path(flow: "Flow") -> None:
     }
 
 
-async def test_an_operator_of_the_caller_does_not_open_reserved_events(
+async def test_operator_of_the_caller_cannot_forge_reserved_events(
     flow: "Flow", database: "Database"
 ) -> None:
     """The trigger that reserves `dot.job.` uses PostgreSQL's `<>`, not one of the caller's schema."""
@@ -558,8 +558,8 @@ async def test_an_operator_of_the_caller_does_not_open_reserved_events(
     assert await refusal(application, forged) == "WH400"
 
 
-async def test_a_callers_temporary_table_is_not_mistaken_for_ours(flow: "Flow", database: "Database") -> None:
-    """publish() writes webhookd.events, though its caller has an `events` of its own."""
+async def test_temporary_table_of_the_caller_is_ignored(flow: "Flow", database: "Database") -> None:
+    """publish() writes webhookd.events, even if the caller has a temporary table `events`."""
     application = await database.connect("application")
     await application.execute("create temporary table events (like webhookd.events including all)")
     event_id = await application.fetchval("select webhookd.publish('order.created', '{}')")
@@ -568,7 +568,7 @@ async def test_a_callers_temporary_table_is_not_mistaken_for_ours(flow: "Flow", 
 
 
 async def test_no_function_is_public(flow: "Flow") -> None:
-    """PostgreSQL lets everybody call a new function; of ours nothing is left of that, nor a grant option."""
+    """PUBLIC, which can call new functions by default, cannot call ours; nor is there a grant option."""
     public = await flow.superuser.fetch(
         """
         select proname, a.grantee::regrole::text
@@ -581,8 +581,8 @@ async def test_no_function_is_public(flow: "Flow") -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_the_catalog_knows_who_may_call_what(flow: "Flow", role: str) -> None:
-    """has_function_privilege says of each function what is written here."""
+async def test_catalog_has_the_expected_callers(flow: "Flow", role: str) -> None:
+    """has_function_privilege equals the lists above, for every function."""
     rows = await flow.superuser.fetch(
         """
         select proname from pg_proc
@@ -594,8 +594,8 @@ async def test_the_catalog_knows_who_may_call_what(flow: "Flow", role: str) -> N
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_role_can_call_its_functions_and_no_others(flow: "Flow", role: str) -> None:
-    """Each function is really called in the role, with nulls: it answers, or is refused with 42501."""
+async def test_role_can_call_only_its_functions(flow: "Flow", role: str) -> None:
+    """Each function is called as the role, with nulls: it runs, or is refused with 42501."""
     calls = await function_calls(flow.superuser)
     async with undone(flow.superuser):
         await flow.superuser.execute(f"set local role {role}")
@@ -603,20 +603,20 @@ async def test_a_role_can_call_its_functions_and_no_others(flow: "Flow", role: s
 
 
 @pytest.mark.parametrize("login", ROLE_OF)
-async def test_a_login_can_call_its_roles_functions_and_no_others(
+async def test_login_can_call_only_the_functions_of_its_role(
     flow: "Flow", database: "Database", login: "Login"
 ) -> None:
-    """The same by a connection of its own: no internal function answers the daemon, none a stranger."""
+    """The same with a real connection: the daemon cannot call internal functions, a stranger none."""
     connection = await database.connect(login)
     calls = await function_calls(flow.superuser)
     assert await served_functions(connection, calls) == callable_by(ROLE_OF[login])
 
 
 @pytest.mark.parametrize(("statement", "who_may", "who_may_not"), OVERSTEPS)
-async def test_a_function_has_the_rights_of_its_owner(
+async def test_function_has_the_privileges_of_its_owner(
     flow: "Flow", statement: str, who_may: str, who_may_not: str
 ) -> None:
-    """Called by the daemon, the same function is served or refused by whose it is."""
+    """The same function succeeds or is refused according to its owner, when the daemon calls it."""
     await flow.saga_in(SagaStatus.PENDING)
     await flow.superuser.execute(
         "create function webhookd.overstep() returns void language plpgsql security definer as "
@@ -629,8 +629,8 @@ async def test_a_function_has_the_rights_of_its_owner(
         assert await refusal(flow.daemon, "select webhookd.overstep()") == refused_by, owner
 
 
-async def test_functions_without_definer_rights_touch_few_tables(flow: "Flow") -> None:
-    """They only compute, and so have nothing to give away; two look, or lock, by their caller's rights."""
+async def test_invoker_functions_read_few_tables(flow: "Flow") -> None:
+    """They only compute; two of them read or lock tables with the caller's privileges."""
     rows = await flow.superuser.fetch(
         r"""
         select p.proname, t.name
@@ -642,8 +642,8 @@ async def test_functions_without_definer_rights_touch_few_tables(flow: "Flow") -
     assert [tuple(row) for row in rows] == [("lock_subscription", "subscriptions")]
 
 
-async def test_a_function_without_definer_rights_lends_none(flow: "Flow") -> None:
-    """Even granted to the daemon, lock_subscription is refused the table that the daemon may not lock."""
+async def test_invoker_function_gives_no_privileges(flow: "Flow") -> None:
+    """Even if granted to the daemon, lock_subscription cannot lock a table that the daemon cannot."""
     subscription_id = await flow.subscribe()
     await flow.superuser.execute("grant execute on function webhookd.lock_subscription to webhookd_app")
     call = "select webhookd.lock_subscription($1)"
@@ -654,8 +654,8 @@ async def test_a_function_without_definer_rights_lends_none(flow: "Flow") -> Non
 # Roles and logins
 
 
-async def test_no_role_has_an_attribute(flow: "Flow") -> None:
-    """None can log in, or do anything that is not granted."""
+async def test_roles_have_no_attributes(flow: "Flow") -> None:
+    """No role can log in or has any other attribute."""
     able = await flow.superuser.fetch(
         """
         select rolname from pg_roles
@@ -670,10 +670,8 @@ async def test_no_role_has_an_attribute(flow: "Flow") -> None:
     ) == len(ROLES)
 
 
-async def test_a_role_that_owns_something_is_granted_to_the_migrator_alone(
-    flow: "Flow", database: "Database"
-) -> None:
-    """A member could change the functions, and through them do what the role may."""
+async def test_owning_roles_are_granted_only_to_the_migrator(flow: "Flow", database: "Database") -> None:
+    """A member could change the functions and so use all privileges of the role."""
     rows = await flow.superuser.fetch(
         "select roleid::regrole::text as role, member::regrole::text as member from pg_auth_members "
         "where roleid::regrole::text = any($1)",
@@ -689,8 +687,8 @@ async def test_a_role_that_owns_something_is_granted_to_the_migrator_alone(
     assert database.login_name("migrator") in {row["member"] for row in rows}
 
 
-async def test_no_role_is_a_member_of_another_but_the_daemons(flow: "Flow") -> None:
-    """So no role has rights that the matrix does not show."""
+async def test_only_webhookd_app_is_a_member_of_other_roles(flow: "Flow") -> None:
+    """So no role has privileges that the matrix does not show."""
     rows = await flow.superuser.fetch(
         "select distinct roleid::regrole::text as role, member::regrole::text as member from pg_auth_members "
         "where member::regrole::text = any($1)",
@@ -703,8 +701,8 @@ async def test_no_role_is_a_member_of_another_but_the_daemons(flow: "Flow") -> N
 
 
 @pytest.mark.parametrize("login", ROLE_OF)
-async def test_a_login_cannot_become_another_role(database: "Database", login: "Login") -> None:
-    """SET ROLE reaches what was granted to the login, and none of the roles that own functions."""
+async def test_login_cannot_set_another_role(database: "Database", login: "Login") -> None:
+    """SET ROLE works for the granted roles, and for no role that owns functions."""
     connection = await database.connect(login)
     reached = {role for role in ROLES if await refusal(connection, f"set local role {role}") is None}
     expected: dict[Login, set[str]] = {
@@ -717,8 +715,8 @@ async def test_a_login_cannot_become_another_role(database: "Database", login: "
     assert reached == expected[login]
 
 
-async def test_only_the_owner_may_create_in_the_schema(flow: "Flow") -> None:
-    """What the owners of functions were lent while migrating is taken back."""
+async def test_only_the_owner_can_create_in_the_schema(flow: "Flow") -> None:
+    """CREATE, which the owners of functions have while migrating, is revoked."""
     creating = await flow.superuser.fetch(
         "select role from unnest($1::text[]) role where has_schema_privilege(role, 'webhookd', 'CREATE')",
         ROLES,
@@ -727,8 +725,8 @@ async def test_only_the_owner_may_create_in_the_schema(flow: "Flow") -> None:
 
 
 @pytest.mark.parametrize("role", GRANTED)
-async def test_no_role_gets_around_the_triggers_and_rights(flow: "Flow", role: str) -> None:
-    """Nobody but the owner can switch off, drop, put in or hand out anything, not even who owns functions."""
+async def test_roles_cannot_bypass_triggers_and_privileges(flow: "Flow", role: str) -> None:
+    """Only the owner can disable, drop, create or grant anything, not even a role that owns functions."""
     async with undone(flow.superuser):
         await flow.superuser.execute(f"set local role {role}")
         for detour in DETOURS:
@@ -736,15 +734,15 @@ async def test_no_role_gets_around_the_triggers_and_rights(flow: "Flow", role: s
 
 
 @pytest.mark.parametrize("login", ROLE_OF)
-async def test_no_login_gets_around_the_triggers_and_rights(database: "Database", login: "Login") -> None:
-    """The same by a connection of its own."""
+async def test_logins_cannot_bypass_triggers_and_privileges(database: "Database", login: "Login") -> None:
+    """The same with a real connection."""
     connection = await database.connect(login)
     for detour in DETOURS:
         assert await refusal(connection, detour) == DENIED, detour
 
 
-async def test_a_stranger_does_not_see_the_schema(flow: "Flow", database: "Database") -> None:
-    """It may not use the schema, and the information schema shows it nothing of ours."""
+async def test_stranger_cannot_see_the_schema(flow: "Flow", database: "Database") -> None:
+    """It cannot use the schema, and the information schema shows it none of our objects."""
     stranger = await database.connect("stranger")
     assert not await stranger.fetchval("select has_schema_privilege('webhookd', 'USAGE')")
     assert await refusal(stranger, "select 'webhookd.events'::regclass") == DENIED
@@ -765,15 +763,15 @@ async def test_a_stranger_does_not_see_the_schema(flow: "Flow", database: "Datab
         "select webhookd.live_secrets(s) from webhookd.subscription_secrets s",
     ],
 )
-async def test_the_daemon_reads_no_secret(flow: "Flow", statement: str) -> None:
-    """Its rights to read end before signing secrets: none of them, and not how many there are."""
+async def test_daemon_cannot_read_secrets(flow: "Flow", statement: str) -> None:
+    """It cannot read or even count signing secrets."""
     await flow.subscribe()
     assert await refusal(flow.daemon, statement) == DENIED
     assert await refusal(flow.superuser, statement) is None
 
 
-async def test_the_application_publishes_and_reads_what_it_published(database: "Database") -> None:
-    """By function and by INSERT, in its own transaction; and that is all, as the tests above show."""
+async def test_application_can_publish_and_read_events(database: "Database") -> None:
+    """By function and by INSERT, in its own transaction; the tests above show that it can do no more."""
     application = await database.connect("application")
     async with application.transaction():
         published = await application.fetchval("select webhookd.publish('order.created', '{}')")

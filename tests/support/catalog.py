@@ -1,6 +1,6 @@
-"""What PostgreSQL's catalog says of our tables, and what the server refuses.
+"""Reads the catalog of our tables, and finds out which statements the server refuses.
 
-Reads pg_catalog through a superuser's connection; whatever is tried here is undone again.
+Uses a superuser's connection; every attempt is rolled back.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.support.database import Connection
 
-# An expression that differs from the column's value, whatever that is, by the column's type.
+# For each type an expression that differs from any current value of the column.
 DIFFERENT = {
     "bigint": "coalesce({0}, 0) + 1",
     "boolean": "not {0}",
@@ -34,7 +34,7 @@ DIFFERENT = {
 
 
 class Column(NamedTuple):
-    """A column, and how an UPDATE can give it another value."""
+    """A column, with an expression that gives it another value."""
 
     name: str
     is_identity: bool
@@ -42,7 +42,7 @@ class Column(NamedTuple):
 
 
 async def columns(connection: "Connection", table: str) -> list[Column]:
-    """Every column of a table, in order."""
+    """Return every column of a table, in order."""
     rows = await connection.fetch(
         """
         select attname as name, attidentity <> '' as is_identity, format_type(atttypid, null) as type
@@ -52,7 +52,7 @@ async def columns(connection: "Connection", table: str) -> list[Column]:
         table,
     )
     assert rows
-    # Only DEFAULT can be assigned to an identity column: the sequence's next number.
+    # An identity column only accepts DEFAULT: the next number of the sequence.
     return [
         Column(
             row["name"],
@@ -64,20 +64,20 @@ async def columns(connection: "Connection", table: str) -> list[Column]:
 
 
 def update(table: str, changes: "Mapping[str, str]", key: str = "id") -> str:
-    """An UPDATE of the row $1 that assigns each expression to its column."""
+    """Return an UPDATE of the row $1 that assigns each expression to its column."""
     assignments = ", ".join(f"{column} = {expression}" for column, expression in changes.items())
     return f"update {table} set {assignments} where {key} = $1"
 
 
 def insert(table: str, values: "Mapping[str, str]", source: str) -> str:
-    """An INSERT of each expression into its column, computed from the row $1 of a source."""
+    """Return an INSERT of the expressions, computed from the row $1 of a source."""
     names, expressions = ", ".join(values), ", ".join(values.values())
     return f"insert into {table} ({names}) select {expressions} from {source} where id = $1"
 
 
 @contextlib.asynccontextmanager
 async def undone(connection: "Connection") -> "AsyncIterator[None]":
-    """Take back whatever is done in here, also inside of another transaction."""
+    """Roll back everything in the block, also inside another transaction."""
     transaction = connection.transaction()
     await transaction.start()
     try:
@@ -87,7 +87,7 @@ async def undone(connection: "Connection") -> "AsyncIterator[None]":
 
 
 async def refusal(connection: "Connection", statement: str, *arguments: object) -> str | None:
-    """What refused a statement: the constraint it names, else its SQLSTATE; None if it was served."""
+    """Return the constraint or SQLSTATE that refused a statement; None if it succeeded."""
     try:
         async with undone(connection):
             await connection.execute(statement, *arguments)
