@@ -15,9 +15,7 @@ ROOT = Path(__file__).parents[2]
 # Path prefixes that are still to be rewritten.
 NOT_YET = (
     "webhookd/core/states.py",
-    "webhookd/devtools/",
     "webhookd/jobqueue/",
-    "webhookd/local_",
 )
 
 WORST_WORDS = re.compile(
