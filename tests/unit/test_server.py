@@ -195,6 +195,11 @@ async def test_endless_request_does_not_outlast_the_grace_period(monkeypatch: py
         done, _ = await asyncio.wait({task}, timeout=CONDITION_TIMEOUT_SECONDS)
         connection.writer.close()
     assert done
+    # The process would end here. In a test, the abandoned request must not reach the garbage collector.
+    abandoned = asyncio.all_tasks() - {asyncio.current_task()}
+    for request in abandoned:
+        request.cancel()
+    await asyncio.gather(*abandoned, return_exceptions=True)
 
 
 def test_connection_limit_leaves_files_for_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
