@@ -15,34 +15,28 @@ from webhookd.http.health import (
     ServiceStatus,
 )
 from webhookd.http.pages import Markup, Part, element, links, page, page_response, table
-from webhookd.http.routes import HTML, Route
+from webhookd.http.routes import HTML, Resource, route
 
 REFRESH_SECONDS = 5
 _NONE = "—"
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-class StatusPage:
+class StatusPage(Resource):
     """The route of the status page."""
 
     def __init__(self, status: Callable[[], InstanceStatus]) -> None:
         self._status = status
 
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                "GET",
-                "/",
-                "read",
-                self._get,
-                "Show the status page",
-                responses.Html,
-                description="The content of /status, for a browser.",
-                media_type=HTML,
-                uses_database=False,
-            )
-        ]
-
+    @route(
+        "GET /",
+        "read",
+        "Show the status page",
+        responses.Html,
+        description="The content of /status, for a browser.",
+        media_type=HTML,
+        uses_database=False,
+    )
     async def _get(self, _: web.Request) -> web.Response:
         return page_response(render(self._status(), datetime.now(UTC)))
 

@@ -17,7 +17,7 @@ from webhookd.http.openapi import resolve
 from webhookd.http.pages import Markup, Part, element, joined, links, page, page_response, table
 from webhookd.http.problems import PROBLEM_JSON, not_found
 from webhookd.http.responses import HEADERS, encoded
-from webhookd.http.routes import HTML, JSON, Route
+from webhookd.http.routes import HTML, JSON, Resource, Route, route
 
 _CODE = re.compile(r"`([^`]+)`")
 # Replaced by the requested address when the page is served, if that address is plausible.
@@ -26,7 +26,7 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}\Z")
 _FORMAT_NAMES = {"date-time": "time", "uri": "URL"}
 
 
-class Documents:
+class Documents(Resource):
     """The routes /openapi.json and /docs."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
@@ -34,32 +34,13 @@ class Documents:
         self._document = encoded(document)
         self._page = render(document)
 
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                "GET",
-                "/openapi.json",
-                None,
-                self._openapi,
-                "Get this document",
-                responses.Document,
-                uses_database=False,
-            ),
-            Route(
-                "GET",
-                "/docs",
-                None,
-                self._docs,
-                "Show the API documentation",
-                responses.Html,
-                media_type=HTML,
-                uses_database=False,
-            ),
-        ]
-
+    @route("GET /openapi.json", None, "Get this document", responses.Document, uses_database=False)
     async def _openapi(self, _: web.Request) -> web.Response:
         return web.Response(body=self._document, content_type=JSON, headers=HEADERS)
 
+    @route(
+        "GET /docs", None, "Show the API documentation", responses.Html, media_type=HTML, uses_database=False
+    )
     async def _docs(self, request: web.Request) -> web.Response:
         # A proxy in front may end TLS. No command on the page should send a token without TLS then.
         scheme = "https" if request.headers.get("X-Forwarded-Proto") == "https" else request.scheme

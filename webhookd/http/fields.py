@@ -11,11 +11,7 @@ from webhookd.core import limits
 
 EventType: TypeAlias = Annotated[
     str,
-    Meta(
-        max_length=limits.MAX_EVENT_TYPE_CHARACTERS,
-        pattern=limits.EVENT_TYPE,
-        examples=["order.created"],
-    ),
+    Meta(max_length=limits.MAX_EVENT_TYPE_CHARACTERS, pattern=limits.EVENT_TYPE, examples=["order.created"]),
 ]
 IdempotencyKey: TypeAlias = Annotated[
     str,

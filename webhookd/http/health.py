@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from webhookd.http import responses
 from webhookd.http.fields import Attempts, Count, Delay, ErrorCode, Id, Jitter, Time
 from webhookd.http.responses import HEADERS, json_response
-from webhookd.http.routes import OtherResponse, Route
+from webhookd.http.routes import OtherResponse, Resource, route
 
 
 class Alive(TypedDict):
@@ -150,7 +150,7 @@ NOT_READY = OtherResponse(
 )
 
 
-class Health:
+class Health(Resource):
     """The health and status routes."""
 
     def __init__(
@@ -163,61 +163,43 @@ class Health:
         self.status = status
         self._registry = registry
 
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                "GET",
-                "/healthz",
-                None,
-                self._healthz,
-                "Check that the process is alive",
-                Alive,
-                uses_database=False,
-            ),
-            Route(
-                "GET",
-                "/readyz",
-                None,
-                self._readyz,
-                "Check that this instance is ready for work",
-                Readiness,
-                other_responses={503: NOT_READY},
-                uses_database=False,
-            ),
-            Route(
-                "GET",
-                "/status",
-                "read",
-                self._get_status,
-                "Get the status of this instance",
-                InstanceStatus,
-                description="Built from memory only, so it answers even when the database does not.",
-                uses_database=False,
-            ),
-            Route(
-                "GET",
-                "/metrics",
-                "read",
-                self._metrics,
-                "Get metrics for Prometheus",
-                responses.Metrics,
-                media_type="text/plain",
-                uses_database=False,
-            ),
-        ]
-
+    @route("GET /healthz", None, "Check that the process is alive", Alive, uses_database=False)
     async def _healthz(self, _: web.Request) -> web.Response:
         return json_response(Alive(alive=True))
 
+    @route(
+        "GET /readyz",
+        None,
+        "Check that this instance is ready for work",
+        Readiness,
+        other_responses={503: NOT_READY},
+        uses_database=False,
+    )
     async def _readyz(self, _: web.Request) -> web.Response:
         reasons = self._unready()
         if reasons:
             return json_response(Readiness(ready=False, because=reasons), 503)
         return json_response(Readiness(ready=True))
 
+    @route(
+        "GET /status",
+        "read",
+        "Get the status of this instance",
+        InstanceStatus,
+        description="Built from memory only, so it answers even when the database does not.",
+        uses_database=False,
+    )
     async def _get_status(self, _: web.Request) -> web.Response:
         return json_response(self.status())
 
+    @route(
+        "GET /metrics",
+        "read",
+        "Get metrics for Prometheus",
+        responses.Metrics,
+        media_type="text/plain",
+        uses_database=False,
+    )
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(
             body=generate_latest(self._registry),

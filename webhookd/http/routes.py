@@ -5,12 +5,16 @@ Handlers parse and respond with the same types, and /openapi.json is generated f
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from aiohttp import web
 
+from webhookd.context import Context
 from webhookd.core.settings import Scope
+from webhookd.http.query_runner import QueryRunner
 
+Method = TypeVar("Method", bound=Callable[..., Awaitable[web.StreamResponse]])
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # The status and code of a problem.
 ProblemCode: TypeAlias = tuple[int, str]
@@ -109,3 +113,42 @@ class Route:
         yield from _WITH_BODY if self.body else ()
         yield from self.own_problems
         yield from _WITH_DATABASE if self.uses_database else ()
+
+
+def route(
+    method_and_path: str, scope: Scope | None, summary: str, response: Any, status: int = 200, **more: Any
+) -> Callable[[Method], Method]:
+    """Declare the route of a handler, as in "GET /v1/events"; `more` are further fields of Route."""
+    method, path = method_and_path.split(" ", 1)
+    fields = {"summary": summary, "response": response, "status": status} | more
+
+    def declare(handler: Method) -> Method:
+        handler.route = partial(Route, method, path, scope, **fields)  # type: ignore[attr-defined]
+        return handler
+
+    return declare
+
+
+class Resource:
+    """A group of handlers, each declared with `route`."""
+
+    def routes(self) -> list[Route]:
+        """Return the routes in the order of their handlers."""
+        return [
+            method.route(handler=getattr(self, name))
+            for name, method in vars(type(self)).items()
+            if hasattr(method, "route")
+        ]
+
+
+class DatabaseResource(Resource):
+    """A group of handlers that query the database."""
+
+    def __init__(self, context: Context, database: QueryRunner) -> None:
+        self._database = database
+        self._settings = context.settings
+        self._wakeups = context.wakeups
+
+    @property
+    def _max_bytes(self) -> int:
+        return self._settings().api.max_payload_bytes

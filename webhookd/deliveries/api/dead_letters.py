@@ -2,75 +2,29 @@
 
 from aiohttp import web
 
-from webhookd.context import Context
 from webhookd.deliveries import dead_letters, reads
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.http.problems import Problem, not_found
-from webhookd.http.query_runner import QueryRunner
 from webhookd.http.requests import Nothing, path_id, read_json, read_optional_json, read_query
 from webhookd.http.responses import json_response, list_response, raw_json
-from webhookd.http.routes import Route
+from webhookd.http.routes import DatabaseResource, route
 from webhookd.wakeups import Work
 
 CREATED = 201
 REQUEUE_BATCH = 500
 
 
-class DeadLetters:
+class DeadLetters(DatabaseResource):
     """The dead-letter routes."""
 
-    def __init__(self, context: Context, database: QueryRunner) -> None:
-        self._database = database
-        self._wakeups = context.wakeups
-        self._settings = context.settings
-
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                "GET",
-                "/v1/dead-letters",
-                "read",
-                self._list,
-                "List dead letters",
-                responses.DeadLetterPage,
-                query=requests.DeadLettersQuery,
-            ),
-            Route(
-                "GET",
-                "/v1/dead-letters/{id:[0-9]+}",
-                "read",
-                self._get,
-                "Get a dead letter with its payload",
-                responses.DeadLetterWithPayload,
-            ),
-            Route(
-                "POST",
-                "/v1/dead-letters/{id:[0-9]+}/requeue",
-                "operate",
-                self._requeue,
-                "Requeue a dead letter",
-                responses.RequeuedDeadLetter,
-                CREATED,
-                description="Creates a new delivery. A dead letter can be requeued once: a second "
-                "request returns 409 with the existing delivery.",
-                body=Nothing,
-                body_optional=True,
-                own_problems=((409, "already_requeued"), (409, "subscription_held")),
-            ),
-            Route(
-                "POST",
-                "/v1/dead-letters/requeue",
-                "operate",
-                self._requeue_many,
-                "Requeue many dead letters",
-                responses.RequeueResult,
-                description="Requeues every dead letter that matches the filter, except those created while "
-                "this runs. By default it only counts: set `dry_run` to false to requeue. Safe to repeat.",
-                body=requests.RequeueMany,
-            ),
-        ]
-
+    @route(
+        "GET /v1/dead-letters",
+        "read",
+        "List dead letters",
+        responses.DeadLetterPage,
+        query=requests.DeadLettersQuery,
+    )
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.DeadLettersQuery)
         rows = await self._database.run(
@@ -78,6 +32,12 @@ class DeadLetters:
         )
         return list_response(rows, query.limit)
 
+    @route(
+        "GET /v1/dead-letters/{id:[0-9]+}",
+        "read",
+        "Get a dead letter with its payload",
+        responses.DeadLetterWithPayload,
+    )
     async def _get(self, request: web.Request) -> web.Response:
         letter_id = path_id(request, "dead letter")
         found = await self._database.run(lambda connection: reads.dead_letter(connection, letter_id))
@@ -85,9 +45,21 @@ class DeadLetters:
             raise not_found("dead letter", letter_id)
         return json_response(found | {"payload_snapshot": raw_json(found["payload_snapshot"])})
 
+    @route(
+        "POST /v1/dead-letters/{id:[0-9]+}/requeue",
+        "operate",
+        "Requeue a dead letter",
+        responses.RequeuedDeadLetter,
+        CREATED,
+        description="Creates a new delivery. A dead letter can be requeued once: a second "
+        "request returns 409 with the existing delivery.",
+        body=Nothing,
+        body_optional=True,
+        own_problems=((409, "already_requeued"), (409, "subscription_held")),
+    )
     async def _requeue(self, request: web.Request) -> web.Response:
         letter_id = path_id(request, "dead letter")
-        await read_optional_json(request, Nothing, self._settings().api.max_payload_bytes)
+        await read_optional_json(request, Nothing, self._max_bytes)
         requeued = await self._database.run(lambda connection: dead_letters.requeue(connection, letter_id))
         if not requeued.created:
             raise Problem(
@@ -99,9 +71,18 @@ class DeadLetters:
         self._wakeups.wake(Work.SAGAS, [requeued.subscription_id], cluster=True)
         return json_response(responses.RequeuedDeadLetter(saga_id=requeued.saga_id), CREATED)
 
+    @route(
+        "POST /v1/dead-letters/requeue",
+        "operate",
+        "Requeue many dead letters",
+        responses.RequeueResult,
+        description="Requeues every dead letter that matches the filter, except those created while "
+        "this runs. By default it only counts: set `dry_run` to false to requeue. Safe to repeat.",
+        body=requests.RequeueMany,
+    )
     async def _requeue_many(self, request: web.Request) -> web.Response:
         """Requeue batch by batch, with a commit each. After a failure, the same request continues."""
-        body = await read_json(request, requests.RequeueMany, self._settings().api.max_payload_bytes)
+        body = await read_json(request, requests.RequeueMany, self._max_bytes)
         # Leave out dead letters created while this runs: a delivery that fails at once would be requeued
         # forever.
         now = await self._database.run(reads.database_time)

@@ -2,47 +2,27 @@
 
 from aiohttp import web
 
-from webhookd.context import Context
 from webhookd.core.settings import Settings
 from webhookd.db.paging import Row
 from webhookd.deliveries import reads
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.explain import Limits
 from webhookd.http.problems import not_found
-from webhookd.http.query_runner import QueryRunner
 from webhookd.http.requests import given, path_id, read_query
 from webhookd.http.responses import json_response, list_response
-from webhookd.http.routes import Route
+from webhookd.http.routes import DatabaseResource, route
 
 
-class Deliveries:
+class Deliveries(DatabaseResource):
     """The delivery routes, which only read."""
 
-    def __init__(self, context: Context, database: QueryRunner) -> None:
-        self._database = database
-        self._settings = context.settings
-
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                "GET",
-                "/v1/deliveries",
-                "read",
-                self._list,
-                "List deliveries",
-                responses.DeliveryPage,
-                query=requests.DeliveriesQuery,
-            ),
-            Route(
-                "GET",
-                "/v1/deliveries/{id:[0-9]+}",
-                "read",
-                self._get,
-                "Get a delivery with its attempts",
-                responses.DeliveryWithAttempts,
-            ),
-        ]
-
+    @route(
+        "GET /v1/deliveries",
+        "read",
+        "List deliveries",
+        responses.DeliveryPage,
+        query=requests.DeliveriesQuery,
+    )
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.DeliveriesQuery)
         rows = await self._database.run(
@@ -56,6 +36,12 @@ class Deliveries:
         )
         return list_response(rows, query.limit)
 
+    @route(
+        "GET /v1/deliveries/{id:[0-9]+}",
+        "read",
+        "Get a delivery with its attempts",
+        responses.DeliveryWithAttempts,
+    )
     async def _get(self, request: web.Request) -> web.Response:
         saga_id = path_id(request, "delivery")
         limits = limits_of(self._settings())

@@ -22,80 +22,34 @@ from webhookd.http.requests import (
     read_query,
 )
 from webhookd.http.responses import json_response, list_response, raw_json
-from webhookd.http.routes import Route
+from webhookd.http.routes import DatabaseResource, route
 
 ACCEPTED = 202
 
 
-class Events:
+class Events(DatabaseResource):
     """The event routes."""
 
     def __init__(self, context: Context, database: QueryRunner, ingest: GroupCommit) -> None:
-        self._database = database
+        super().__init__(context, database)
         self._ingest = ingest
-        self._settings = context.settings
 
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                "POST",
-                "/v1/events",
-                "ingest",
-                self._publish,
-                "Publish an event",
-                responses.EventAccepted,
-                ACCEPTED,
-                description="Responds after the commit. A repeated key with the same content returns the "
-                "first event's id and `duplicate: true`; with different content it returns 409. Keys in "
-                "header and body must be equal.",
-                body=requests.PublishEvent,
-                headers={KEY_HEADER: KeyHeader},
-                own_problems=(
-                    (409, "idempotency_conflict"),
-                    (422, "idempotency_key_mismatch"),
-                ),
-            ),
-            Route(
-                "POST",
-                "/v1/events/batch",
-                "ingest",
-                self._publish_batch,
-                "Publish a batch of events",
-                responses.BatchAccepted,
-                ACCEPTED,
-                description=f"Stores up to {MAX_BATCH_EVENTS} events in one transaction: all or none. "
-                "Each event has its own key.",
-                body=requests.PublishBatch,
-                own_problems=(
-                    (409, "idempotency_conflict"),
-                    (422, "batch_too_large"),
-                    (422, "idempotency_key_mismatch"),
-                ),
-            ),
-            Route(
-                "GET",
-                "/v1/events",
-                "read",
-                self._list,
-                "List events",
-                responses.EventPage,
-                query=requests.EventsQuery,
-            ),
-            Route(
-                "GET",
-                "/v1/events/{id:[0-9]+}",
-                "read",
-                self._get,
-                "Get an event with its deliveries",
-                responses.EventWithDeliveries,
-                description="For every subscription to its type: whether the event was delivered, is waiting "
-                "(until when and why), became a dead letter (with the error), or was not routed (and why).",
-            ),
-        ]
-
+    @route(
+        "POST /v1/events",
+        "ingest",
+        "Publish an event",
+        responses.EventAccepted,
+        ACCEPTED,
+        description="Responds after the commit. A repeated key with the same content returns the "
+        "first event's id and `duplicate: true`; with different content it returns 409. Keys in "
+        "header and body must be equal.",
+        body=requests.PublishEvent,
+        headers={KEY_HEADER: KeyHeader},
+        own_problems=((409, "idempotency_conflict"), (422, "idempotency_key_mismatch")),
+    )
     async def _publish(self, request: web.Request) -> web.Response:
         key = key_in_header(request)
-        body = await read_json(request, requests.PublishEvent, self._settings().api.max_payload_bytes)
+        body = await read_json(request, requests.PublishEvent, self._max_bytes)
         event = _new_event(body)._replace(idempotency_key=agreed_key(key, body.idempotency_key))
         accepted = await self._ingest.publish(event)
         return json_response(
@@ -108,15 +62,28 @@ class Events:
             ACCEPTED,
         )
 
+    @route(
+        "POST /v1/events/batch",
+        "ingest",
+        "Publish a batch of events",
+        responses.BatchAccepted,
+        ACCEPTED,
+        description=f"Stores up to {MAX_BATCH_EVENTS} events in one transaction: all or none. "
+        "Each event has its own key.",
+        body=requests.PublishBatch,
+        own_problems=(
+            (409, "idempotency_conflict"),
+            (422, "batch_too_large"),
+            (422, "idempotency_key_mismatch"),
+        ),
+    )
     async def _publish_batch(self, request: web.Request) -> web.Response:
         if KEY_HEADER in request.headers:
             raise invalid(
                 f"a batch takes no {KEY_HEADER} header; give each event an idempotency_key",
                 "idempotency_key_mismatch",
             )
-        body = await read_json(
-            request, requests.PublishBatch, self._settings().api.max_payload_bytes, is_wide=True
-        )
+        body = await read_json(request, requests.PublishBatch, self._max_bytes, is_wide=True)
         if len(body.events) > MAX_BATCH_EVENTS:
             raise invalid(f"a batch has at most {MAX_BATCH_EVENTS} events", "batch_too_large")
         for event in body.events:
@@ -131,6 +98,7 @@ class Events:
         members = [responses.BatchMember(id=event.id, duplicate=event.duplicate) for event in accepted]
         return json_response(responses.BatchAccepted(events=members), ACCEPTED)
 
+    @route("GET /v1/events", "read", "List events", responses.EventPage, query=requests.EventsQuery)
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.EventsQuery)
         rows = await self._database.run(
@@ -140,6 +108,14 @@ class Events:
         )
         return list_response(rows, query.limit)
 
+    @route(
+        "GET /v1/events/{id:[0-9]+}",
+        "read",
+        "Get an event with its deliveries",
+        responses.EventWithDeliveries,
+        description="For every subscription to its type: whether the event was delivered, is waiting "
+        "(until when and why), became a dead letter (with the error), or was not routed (and why).",
+    )
     async def _get(self, request: web.Request) -> web.Response:
         event_id = path_id(request, "event")
         limits = limits_of(self._settings())

@@ -15,90 +15,35 @@ from webhookd.http.problems import invalid, not_found
 from webhookd.http.query_runner import QueryRunner
 from webhookd.http.requests import Nothing, given, path_id, read_json, read_optional_json, read_query
 from webhookd.http.responses import json_response, list_response
-from webhookd.http.routes import Route
+from webhookd.http.routes import DatabaseResource, route
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.headers import HeaderProblem, HeaderProblemCode, check_headers
 from webhookd.outbound.urls import UrlProblem, UrlProblemCode, check_callback_url
 from webhookd.wakeups import Work
 
 CREATED = 201
+_PATH = "/v1/subscriptions/{id:[0-9]+}"
 _ENDPOINT_PROBLEMS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
 
 
-class Subscriptions:
+class Subscriptions(DatabaseResource):
     """The subscription routes."""
 
     def __init__(self, context: Context, database: QueryRunner, verification: Verification) -> None:
-        self._database = database
+        super().__init__(context, database)
         self._verification = verification
-        self._wakeups = context.wakeups
-        self._settings = context.settings
 
-    def routes(self) -> list[Route]:
-        path = "/v1/subscriptions/{id:[0-9]+}"
-        return [
-            Route(
-                "POST",
-                "/v1/subscriptions",
-                "subscriptions",
-                self._create,
-                "Create a subscription",
-                responses.SubscriptionWithSecret,
-                CREATED,
-                description="The endpoint receives nothing until the subscription is verified. The secret is "
-                "shown only in this response.",
-                body=requests.NewSubscription,
-                own_problems=_ENDPOINT_PROBLEMS,
-            ),
-            Route(
-                "GET",
-                "/v1/subscriptions",
-                "read",
-                self._list,
-                "List subscriptions",
-                responses.SubscriptionPage,
-                query=requests.SubscriptionsQuery,
-            ),
-            Route("GET", path, "read", self._get, "Get a subscription", responses.Subscription),
-            Route(
-                "PATCH",
-                path,
-                "subscriptions",
-                self._change,
-                "Change a subscription",
-                responses.Subscription,
-                description="Fields that are not given stay unchanged. A changed `callback_url` must be "
-                "verified again. There is no DELETE: `active: false` stops the subscription and keeps "
-                "its history.",
-                body=requests.SubscriptionChange,
-                own_problems=_ENDPOINT_PROBLEMS,
-            ),
-            Route(
-                "POST",
-                f"{path}/verify",
-                "subscriptions",
-                self._verify,
-                "Verify the endpoint with a challenge",
-                responses.Subscription,
-                description='Sends `{"type": "webhookd.verification", "challenge": "…"}` to the endpoint, '
-                'signed. The endpoint must respond 2xx with `{"challenge": "…"}` or the bare challenge.',
-                body=Nothing,
-                body_optional=True,
-                own_problems=((409, "verification_stale"), (422, "verification_failed")),
-            ),
-            Route(
-                "POST",
-                f"{path}/rotate-secret",
-                "subscriptions",
-                self._rotate_secret,
-                "Rotate the signing secret",
-                responses.RotatedSecret,
-                description="Deliveries carry signatures of both secrets until `previous_valid_until`.",
-                body=Nothing,
-                body_optional=True,
-            ),
-        ]
-
+    @route(
+        "POST /v1/subscriptions",
+        "subscriptions",
+        "Create a subscription",
+        responses.SubscriptionWithSecret,
+        CREATED,
+        description="The endpoint receives nothing until the subscription is verified. The secret is "
+        "shown only in this response.",
+        body=requests.NewSubscription,
+        own_problems=_ENDPOINT_PROBLEMS,
+    )
     async def _create(self, request: web.Request) -> web.Response:
         body = await read_json(request, requests.NewSubscription, self._max_bytes)
         callback_url = self._checked_url(body.callback_url)
@@ -117,6 +62,13 @@ class Subscriptions:
         found = await self._found(created.subscription_id)
         return json_response(found | {"secret": created.signing_secret}, CREATED)
 
+    @route(
+        "GET /v1/subscriptions",
+        "read",
+        "List subscriptions",
+        responses.SubscriptionPage,
+        query=requests.SubscriptionsQuery,
+    )
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, requests.SubscriptionsQuery)
         rows = await self._database.run(
@@ -126,9 +78,21 @@ class Subscriptions:
         )
         return list_response(rows, query.limit)
 
+    @route(f"GET {_PATH}", "read", "Get a subscription", responses.Subscription)
     async def _get(self, request: web.Request) -> web.Response:
         return json_response(await self._found(path_id(request, "subscription")))
 
+    @route(
+        f"PATCH {_PATH}",
+        "subscriptions",
+        "Change a subscription",
+        responses.Subscription,
+        description="Fields that are not given stay unchanged. A changed `callback_url` must be "
+        "verified again. There is no DELETE: `active: false` stops the subscription and keeps "
+        "its history.",
+        body=requests.SubscriptionChange,
+        own_problems=_ENDPOINT_PROBLEMS,
+    )
     async def _change(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
         body = await read_json(request, requests.SubscriptionChange, self._max_bytes)
@@ -143,6 +107,17 @@ class Subscriptions:
             self._wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
         return json_response(found)
 
+    @route(
+        f"POST {_PATH}/verify",
+        "subscriptions",
+        "Verify the endpoint with a challenge",
+        responses.Subscription,
+        description='Sends `{"type": "webhookd.verification", "challenge": "…"}` to the endpoint, '
+        'signed. The endpoint must respond 2xx with `{"challenge": "…"}` or the bare challenge.',
+        body=Nothing,
+        body_optional=True,
+        own_problems=((409, "verification_stale"), (422, "verification_failed")),
+    )
     async def _verify(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
         await read_optional_json(request, Nothing, self._max_bytes)
@@ -150,6 +125,15 @@ class Subscriptions:
         self._wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
         return json_response(await self._found(subscription_id))
 
+    @route(
+        f"POST {_PATH}/rotate-secret",
+        "subscriptions",
+        "Rotate the signing secret",
+        responses.RotatedSecret,
+        description="Deliveries carry signatures of both secrets until `previous_valid_until`.",
+        body=Nothing,
+        body_optional=True,
+    )
     async def _rotate_secret(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
         await read_optional_json(request, Nothing, self._max_bytes)
@@ -162,10 +146,6 @@ class Subscriptions:
                 secret=rotated.signing_secret, previous_valid_until=rotated.previous_valid_until
             )
         )
-
-    @property
-    def _max_bytes(self) -> int:
-        return self._settings().api.max_payload_bytes
 
     async def _found(self, subscription_id: int) -> Row:
         found = await self._database.run(lambda connection: reads.subscription(connection, subscription_id))

@@ -15,7 +15,7 @@ from webhookd.http.problems import unavailable
 from webhookd.http.query_runner import QueryRunner
 from webhookd.http.requests import path_uuid, read_json
 from webhookd.http.responses import json_response, no_content, raw_json
-from webhookd.http.routes import UUID_ID, Route
+from webhookd.http.routes import UUID_ID, DatabaseResource, route
 from webhookd.http.server import connection_cap
 from webhookd.jobqueue import queries
 from webhookd.jobqueue.api.problems import ALREADY_REPORTED, DISABLED, STALE_LEASE, accepted
@@ -135,69 +135,26 @@ class WaitingClaims:
         return claimed
 
 
-class JobLeases:
+class JobLeases(DatabaseResource):
     """The routes that an executor uses."""
 
     def __init__(self, context: Context, database: QueryRunner, claims: WaitingClaims) -> None:
-        self._database = database
+        super().__init__(context, database)
         self._claims = claims
-        self._wakeups = context.wakeups
-        self._settings = context.settings
 
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                "POST",
-                "/v1/jobs/claim",
-                "jobs",
-                self._claim,
-                "Claim a job, or wait for one",
-                ClaimedJob,
-                description="Returns the next job of a kind for an executor: by priority, then by age. With "
-                "`wait_seconds` the answer comes as soon as there is a job, or 204 if there was none. Renew "
-                "the lease with `progress` and end it with `succeed` or `fail`. If the lease expires, "
-                "another executor can claim the job.",
-                body=ClaimJob,
-                empty_responses={204: "No job could be claimed"},
-                own_problems=(DISABLED,),
-            ),
-            Route(
-                "POST",
-                f"/v1/jobs/{UUID_ID}/progress",
-                "jobs",
-                self._progress,
-                "Report progress and renew the lease",
-                RenewedLease,
-                description="The first report moves the job to `in_progress`.",
-                body=ReportProgress,
-                own_problems=(STALE_LEASE,),
-            ),
-            Route(
-                "POST",
-                f"/v1/jobs/{UUID_ID}/succeed",
-                "jobs",
-                self._succeed,
-                "Report success",
-                ReportedJob,
-                description="Safe to repeat. A repeated report with another `result_ref` is refused.",
-                body=ReportSuccess,
-                own_problems=(STALE_LEASE, ALREADY_REPORTED),
-            ),
-            Route(
-                "POST",
-                f"/v1/jobs/{UUID_ID}/fail",
-                "jobs",
-                self._fail,
-                "Report a failure",
-                ReportedJob,
-                description="The job is retried later, up to its maximum number of attempts. With "
-                "`permanent` it becomes a dead letter at once. Safe to repeat. A repeated report with "
-                "another `permanent` is refused.",
-                body=ReportFailure,
-                own_problems=(STALE_LEASE, ALREADY_REPORTED),
-            ),
-        ]
-
+    @route(
+        "POST /v1/jobs/claim",
+        "jobs",
+        "Claim a job, or wait for one",
+        ClaimedJob,
+        description="Returns the next job of a kind for an executor: by priority, then by age. With "
+        "`wait_seconds` the answer comes as soon as there is a job, or 204 if there was none. Renew "
+        "the lease with `progress` and end it with `succeed` or `fail`. If the lease expires, "
+        "another executor can claim the job.",
+        body=ClaimJob,
+        empty_responses={204: "No job could be claimed"},
+        own_problems=(DISABLED,),
+    )
     async def _claim(self, request: web.Request) -> web.Response:
         claimed = await self._claims.claim(
             await self._read(request, ClaimJob),
@@ -211,6 +168,15 @@ class JobLeases:
         fields = msgspec.structs.asdict(job)
         return json_response(fields | {"safe_payload": raw_json(bytes(job.safe_payload).decode())})
 
+    @route(
+        f"POST /v1/jobs/{UUID_ID}/progress",
+        "jobs",
+        "Report progress and renew the lease",
+        RenewedLease,
+        description="The first report moves the job to `in_progress`.",
+        body=ReportProgress,
+        own_problems=(STALE_LEASE,),
+    )
     async def _progress(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         report = await self._read(request, ReportProgress)
@@ -223,6 +189,15 @@ class JobLeases:
             self._wakeups.wake(Work.EVENTS)
         return json_response(msgspec.structs.asdict(renewed))
 
+    @route(
+        f"POST /v1/jobs/{UUID_ID}/succeed",
+        "jobs",
+        "Report success",
+        ReportedJob,
+        description="Safe to repeat. A repeated report with another `result_ref` is refused.",
+        body=ReportSuccess,
+        own_problems=(STALE_LEASE, ALREADY_REPORTED),
+    )
     async def _succeed(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         report = await self._read(request, ReportSuccess)
@@ -231,6 +206,17 @@ class JobLeases:
         )
         return self._moved(accepted(reported))
 
+    @route(
+        f"POST /v1/jobs/{UUID_ID}/fail",
+        "jobs",
+        "Report a failure",
+        ReportedJob,
+        description="The job is retried later, up to its maximum number of attempts. With "
+        "`permanent` it becomes a dead letter at once. Safe to repeat. A repeated report with "
+        "another `permanent` is refused.",
+        body=ReportFailure,
+        own_problems=(STALE_LEASE, ALREADY_REPORTED),
+    )
     async def _fail(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         report = await self._read(request, ReportFailure)
@@ -240,7 +226,7 @@ class JobLeases:
         return self._moved(accepted(reported))
 
     async def _read(self, request: web.Request, kind: type[Body]) -> Body:
-        return await read_json(request, kind, self._settings().api.max_payload_bytes)
+        return await read_json(request, kind, self._max_bytes)
 
     def _moved(self, reported: ReportedJob) -> web.Response:
         self._wakeups.wake(Work.EVENTS)

@@ -7,14 +7,12 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from webhookd.context import Context
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Row
 from webhookd.http.auth import ACTOR
-from webhookd.http.query_runner import QueryRunner
 from webhookd.http.requests import read_json
 from webhookd.http.responses import json_response, raw_json
-from webhookd.http.routes import Route
+from webhookd.http.routes import DatabaseResource, route
 from webhookd.jobqueue import queries, reads
 from webhookd.jobqueue.api.problems import accepted
 from webhookd.jobqueue.requests import JobQueueChange, NewRegistration
@@ -22,56 +20,30 @@ from webhookd.jobqueue.results import JobQueueConfiguration, JobRegistration
 from webhookd.wakeups import Work
 
 
-class JobQueueSwitch:
+class JobQueueSwitch(DatabaseResource):
     """The routes of the operator."""
 
-    def __init__(self, context: Context, database: QueryRunner) -> None:
-        self._database = database
-        self._wakeups = context.wakeups
-        self._settings = context.settings
-
-    def routes(self) -> list[Route]:
-        return [
-            Route(
-                "GET",
-                "/v1/job-substrate",
-                "jobs",
-                self._get,
-                "Get the configuration and the counts of the job queue",
-                JobQueueConfiguration,
-            ),
-            Route(
-                "PATCH",
-                "/v1/job-substrate",
-                "operate",
-                self._change,
-                "Enable or disable the job queue, or change its policies",
-                JobQueueConfiguration,
-                description="While it is disabled, no job is enqueued or claimed; running jobs can still "
-                "finish. Settings in `[jobs]` of an instance's configuration file are written again when "
-                "that instance starts.",
-                body=JobQueueChange,
-            ),
-            Route(
-                "POST",
-                "/v1/job-registrations",
-                "operate",
-                self._register,
-                "Create a job of one kind for each event of one type",
-                JobRegistration,
-                description="Applies to events published from now on. A repeated request replaces the "
-                "executor and the priority. With `active: false` the registration is deactivated and "
-                "otherwise unchanged; the answer shows its executor and priority.",
-                body=NewRegistration,
-                own_problems=((404, "not_found"),),
-            ),
-        ]
-
+    @route(
+        "GET /v1/job-substrate",
+        "jobs",
+        "Get the configuration and the counts of the job queue",
+        JobQueueConfiguration,
+    )
     async def _get(self, _: web.Request) -> web.Response:
         return json_response(await self._database.run(_configuration))
 
+    @route(
+        "PATCH /v1/job-substrate",
+        "operate",
+        "Enable or disable the job queue, or change its policies",
+        JobQueueConfiguration,
+        description="While it is disabled, no job is enqueued or claimed; running jobs can still "
+        "finish. Settings in `[jobs]` of an instance's configuration file are written again when "
+        "that instance starts.",
+        body=JobQueueChange,
+    )
     async def _change(self, request: web.Request) -> web.Response:
-        change = await read_json(request, JobQueueChange, self._settings().api.max_payload_bytes)
+        change = await read_json(request, JobQueueChange, self._max_bytes)
         configuration = await self._database.run(
             lambda connection: _changed(connection, change, str(request[ACTOR]))
         )
@@ -79,8 +51,19 @@ class JobQueueSwitch:
         self._wakeups.wake(Work.EVENTS, cluster=True)
         return json_response(configuration)
 
+    @route(
+        "POST /v1/job-registrations",
+        "operate",
+        "Create a job of one kind for each event of one type",
+        JobRegistration,
+        description="Applies to events published from now on. A repeated request replaces the "
+        "executor and the priority. With `active: false` the registration is deactivated and "
+        "otherwise unchanged; the answer shows its executor and priority.",
+        body=NewRegistration,
+        own_problems=((404, "not_found"),),
+    )
     async def _register(self, request: web.Request) -> web.Response:
-        wanted = await read_json(request, NewRegistration, self._settings().api.max_payload_bytes)
+        wanted = await read_json(request, NewRegistration, self._max_bytes)
         registered = await self._database.run(
             lambda connection: queries.register_event(connection, wanted, request[ACTOR])
         )
