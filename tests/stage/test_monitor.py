@@ -9,9 +9,8 @@ from tests.support.database import Database
 from tests.support.job_queue import ACTOR, KIND, JobQueue, Status
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.core.metrics import JOB_QUEUE
-from webhookd.daemon import monitor as loop
-from webhookd.daemon.monitor import COUNTED_UP_TO, Monitor
-from webhookd.daemon.status import StatusReporter
+from webhookd.daemon import status as loop
+from webhookd.daemon.status import COUNTED_UP_TO, Monitor, StatusReporter
 
 # All different, so that a mix-up is noticed: `enabled` is 1, the age at least 1000.
 COUNTS = {

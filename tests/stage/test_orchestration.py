@@ -11,8 +11,7 @@ from tests.support.waiting import until, until_true
 from webhookd.core.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
 from webhookd.deliveries import sagas, subscriptions
 from webhookd.deliveries import starter as starting
-from webhookd.deliveries.applier import Applier
-from webhookd.deliveries.limit_sweeper import LimitSweeper
+from webhookd.deliveries.applier import Applier, LimitSweeper
 from webhookd.deliveries.starter import Starter
 from webhookd.wakeups import Work
 

@@ -71,7 +71,7 @@ class Forked:
 def _run(arguments: list[str], folder: str, environment: dict[str, str], stdout: str, stderr: str) -> None:
     """In the new process: what a shell would have set up."""
     from webhookd.cli.main import main  # noqa: PLC0415  the tests' own process does not run it
-    from webhookd.daemon import monitor  # noqa: PLC0415
+    from webhookd.daemon import status  # noqa: PLC0415
 
     for path, stream in ((stdout, sys.stdout), (stderr, sys.stderr)):
         written = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -85,6 +85,6 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], stdout:
             # Python reads it before any other module; its patches also work on modules that are loaded.
             runpy.run_path(str(site))
     # Tests wait for the gauges that the monitor updates; in production 5 s are often enough.
-    monitor.INTERVAL_SECONDS = 1.0
+    status.INTERVAL_SECONDS = 1.0
     sys.argv = ["webhookd", *arguments]
     main()

@@ -16,8 +16,8 @@ from webhookd.core.configuration import data_dir, find_file, load_settings, sett
 from webhookd.core.dsn import without_password
 from webhookd.core.errors import WebhookdError
 from webhookd.core.settings import Settings
-from webhookd.daemon import config_warnings
 from webhookd.daemon.database import Database, opened
+from webhookd.daemon.reload import database_warnings, file_warnings, settings_warnings
 from webhookd.db import migrations
 from webhookd.db import server_facts as facts
 from webhookd.embedded.folder import is_new
@@ -48,8 +48,8 @@ def command(config_path: Path | None, *, as_json: bool) -> None:
         path = find_file(config_path, os.environ)
         settings = load_settings(path, os.environ)
         found.append(Finding("good", "configuration", _source(path)))
-        found += [Finding("warning", "configuration", text) for text in config_warnings.file_warnings(path)]
-        warnings = config_warnings.settings_warnings(settings)
+        found += [Finding("warning", "configuration", text) for text in file_warnings(path)]
+        warnings = settings_warnings(settings)
         found += [Finding("warning", "database", text) for text in warnings]
         if settings.database.embedded and is_new(data_dir(settings)):
             version = wheel_installation(None).version
@@ -66,7 +66,7 @@ async def _check_database(settings: Settings, database: Database) -> list[Findin
     server = await facts.fetch(database.dsn)
     where = str(database.embedded.folder) if database.embedded else without_password(database.dsn)
     found = [Finding("good", "database", f"PostgreSQL {server.version} at {where}")]
-    warnings = config_warnings.database_warnings(settings.database, server)
+    warnings = database_warnings(settings.database, server)
     found += [Finding("warning", "database", text) for text in warnings]
     pending = await migrations.check(database.migrating_dsn)
     if pending:

@@ -24,18 +24,22 @@ from webhookd.core.errors import WebhookdError
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Service as SettingsService
 from webhookd.core.settings import Settings
-from webhookd.daemon import config_warnings, systemd
+from webhookd.daemon import systemd
 from webhookd.daemon.api import Api
 from webhookd.daemon.database import Database, keep_running, opened
-from webhookd.daemon.monitor import Monitor
-from webhookd.daemon.reload import client_options, restart_needed
+from webhookd.daemon.reload import (
+    client_options,
+    database_warnings,
+    file_warnings,
+    restart_needed,
+    settings_warnings,
+)
 from webhookd.daemon.services import Service, supervise
-from webhookd.daemon.status import Reloads, StatusReporter
+from webhookd.daemon.status import Monitor, Reloads, StatusReporter
 from webhookd.db import server_facts as facts
 from webhookd.db.listener import Listener
 from webhookd.db.pool import Pool
-from webhookd.deliveries.applier import Applier
-from webhookd.deliveries.limit_sweeper import LimitSweeper
+from webhookd.deliveries.applier import Applier, LimitSweeper
 from webhookd.deliveries.reaper import Reaper
 from webhookd.deliveries.reporter import Reporter
 from webhookd.deliveries.router import Router
@@ -146,8 +150,8 @@ class Daemon:
                 "a shutdown may cut off requests, which are then sent again"
             )
         warnings = (
-            *config_warnings.settings_warnings(settings),
-            *config_warnings.file_warnings(self._config_path),
+            *settings_warnings(settings),
+            *file_warnings(self._config_path),
         )
         for warning in warnings:
             log.warning(warning)
@@ -264,7 +268,7 @@ async def _serve(
     settings: Settings, load: Callable[[], Settings], config_path: Path | None, database: Database
 ) -> None:
     await database.fit(may_migrate=settings.database.may_migrate)
-    found = config_warnings.database_warnings(settings.database, await facts.fetch(database.dsn))
+    found = database_warnings(settings.database, await facts.fetch(database.dsn))
     with Sockets(settings) as sockets:
         async with Pool(database.dsn, settings.database.pool_size) as pool:
             daemon = Daemon(settings, load, config_path, sockets, database, pool)
