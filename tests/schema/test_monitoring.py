@@ -1,7 +1,7 @@
 """The backlog of each stage, as the gauges show it."""
 
 from tests.support.flow import POLICY, Flow
-from webhookd.deliveries import backlog
+from webhookd.deliveries import reads
 
 # A retry is an hour away.
 LATER = POLICY._replace(base_delay_seconds=3600)
@@ -9,7 +9,7 @@ LATER = POLICY._replace(base_delay_seconds=3600)
 
 async def waiting(flow: Flow, counted_up_to: int = 100) -> dict[str, int]:
     """Return the stages that have a backlog, with their counts."""
-    stages = await backlog.waiting(flow.daemon, counted_up_to)
+    stages = await reads.waiting(flow.daemon, counted_up_to)
     assert len(stages) == 8
     for stage in stages:
         has_age = stage.waiting > 0 and stage.stage != "retry"
@@ -34,7 +34,7 @@ async def test_delivery_is_counted_at_every_stage(flow: Flow) -> None:
     assert await waiting(flow) == {"results": 1}
     await flow.apply(LATER, failing_after=1)
     assert await waiting(flow) == {"retry": 1, "failing": 1}
-    [endpoint] = await backlog.failing_endpoints(flow.daemon, 10)
+    [endpoint] = await reads.failing_endpoints(flow.daemon, 10)
     assert (endpoint["consecutive_failures"], endpoint["last_error_code"]) == (1, "HTTP_500")
 
 

@@ -36,7 +36,7 @@ from tests.support.history import (
 from tests.support.nightly import first_in_gate
 from tests.support.postgres import run_apart
 from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import backlog, dead_letters, sagas
+from webhookd.deliveries import dead_letters, reads, sagas
 from webhookd.deliveries import ingest as events
 from webhookd.deliveries import router as routing
 
@@ -176,7 +176,7 @@ class Rounds:
     async def _prepare(self) -> None:
         due = await self._watch("due_subscriptions", lambda c: sagas.due_subscriptions(c, 0, UNLIMITED))
         assert len(due) == len(subscription_ids())
-        stages = await self._watch("backlog", lambda c: backlog.waiting(c, BATCH))
+        stages = await self._watch("backlog", lambda c: reads.waiting(c, BATCH))
         assert [stage.stage for stage in stages if stage.waiting == BATCH]
         started = await self._watch("start_due_sagas", lambda _: self._start())
         assert sum(each.started for each in started) > BATCH

@@ -9,9 +9,9 @@ from tests.support.database import Database
 from tests.support.job_queue import JobQueue
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 from webhookd.core.settings import ServicesSettings, Settings
-from webhookd.http import query_runner
+from webhookd.http import routes
 from webhookd.http.problems import Problem
-from webhookd.http.query_runner import QueryRunner
+from webhookd.http.routes import QueryRunner
 from webhookd.jobqueue.api import leases
 from webhookd.jobqueue.api.leases import ClaimResult, WaitingClaims
 from webhookd.jobqueue.requests import ClaimJob
@@ -37,7 +37,7 @@ async def test_only_the_first_waiter_queries_the_database(
     parts = Parts(counted, settings=NEVER_POLLS)
     claims = WaitingClaims(parts.context, QueryRunner(counted))
     monkeypatch.setattr(leases, "MAX_WAITING", 10)
-    monkeypatch.setattr(query_runner, "QUERY_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
+    monkeypatch.setattr(routes, "QUERY_TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     waiting = [asyncio.create_task(claim(claims)) for _ in range(10)]
     # Each waiter claims once before it waits; the first waiter may claim again before the last has started.
     await until_true(lambda: claims.waiting == 10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from webhookd.core.dsn import has_password, unencrypted_hosts, with_database, without_password
+from webhookd.core.settings import has_password, unencrypted_hosts, with_database, without_password
 
 
 @pytest.mark.parametrize(

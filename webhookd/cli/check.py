@@ -13,13 +13,12 @@ import click
 from rich.console import Console
 
 from webhookd.core.configuration import data_dir, find_file, load_settings, setting_variables
-from webhookd.core.dsn import without_password
 from webhookd.core.errors import WebhookdError
-from webhookd.core.settings import Settings
+from webhookd.core.settings import Settings, without_password
 from webhookd.daemon.database import Database, opened
 from webhookd.daemon.reload import database_warnings, file_warnings, settings_warnings
 from webhookd.db import migrations
-from webhookd.db import server_facts as facts
+from webhookd.db.connection import fetch_server_facts
 from webhookd.embedded.folder import is_new
 from webhookd.embedded.installation import wheel_installation
 
@@ -63,7 +62,7 @@ def command(config_path: Path | None, *, as_json: bool) -> None:
 
 
 async def _check_database(settings: Settings, database: Database) -> list[Finding]:
-    server = await facts.fetch(database.dsn)
+    server = await fetch_server_facts(database.dsn)
     where = str(database.embedded.folder) if database.embedded else without_password(database.dsn)
     found = [Finding("good", "database", f"PostgreSQL {server.version} at {where}")]
     warnings = database_warnings(settings.database, server)

@@ -10,12 +10,11 @@ from webhookd.context import Context
 from webhookd.deliveries.api.dead_letters import DeadLetters
 from webhookd.deliveries.api.deliveries import Deliveries
 from webhookd.deliveries.api.events import Events
-from webhookd.deliveries.api.subscriptions import Subscriptions
-from webhookd.deliveries.api.verification import Verification
+from webhookd.deliveries.api.subscriptions import Subscriptions, Verification
 from webhookd.deliveries.ingest import GroupCommit
 from webhookd.http.docs import Documents
 from webhookd.http.health import Health
-from webhookd.http.query_runner import QueryRunner
+from webhookd.http.routes import QueryRunner
 from webhookd.http.site import Site
 from webhookd.jobqueue.api.jobs import Jobs, JobWorkflows
 from webhookd.jobqueue.api.leases import JobLeases, WaitingClaims

@@ -36,7 +36,7 @@ from webhookd.daemon.reload import (
 )
 from webhookd.daemon.services import Service, supervise
 from webhookd.daemon.status import Monitor, Reloads, StatusReporter
-from webhookd.db import server_facts as facts
+from webhookd.db.connection import fetch_server_facts
 from webhookd.db.listener import Listener
 from webhookd.db.pool import Pool
 from webhookd.deliveries.applier import Applier, LimitSweeper
@@ -268,7 +268,7 @@ async def _serve(
     settings: Settings, load: Callable[[], Settings], config_path: Path | None, database: Database
 ) -> None:
     await database.fit(may_migrate=settings.database.may_migrate)
-    found = database_warnings(settings.database, await facts.fetch(database.dsn))
+    found = database_warnings(settings.database, await fetch_server_facts(database.dsn))
     with Sockets(settings) as sockets:
         async with Pool(database.dsn, settings.database.pool_size) as pool:
             daemon = Daemon(settings, load, config_path, sockets, database, pool)

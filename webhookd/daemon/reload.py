@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from webhookd.core.configuration import data_dir
-from webhookd.core.dsn import has_password
-from webhookd.core.settings import DatabaseSettings, Settings
-from webhookd.db.server_facts import Facts
+from webhookd.core.settings import DatabaseSettings, Settings, has_password
+from webhookd.db.connection import ServerFacts
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, ClientOptions, trusted_tls
@@ -85,7 +84,7 @@ def file_warnings(path: Path | None) -> list[str]:
     return warnings
 
 
-def database_warnings(settings: DatabaseSettings, facts: Facts) -> list[str]:
+def database_warnings(settings: DatabaseSettings, facts: ServerFacts) -> list[str]:
     """Return warnings about the server's durability and its connection limit."""
     warnings = []
     if facts.pooled and not facts.commits_are_durable:

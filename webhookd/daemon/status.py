@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from webhookd import __version__
 from webhookd.context import Context
-from webhookd.deliveries.backlog import NOT_WAITING
+from webhookd.deliveries.reads import NOT_WAITING
 from webhookd.http.health import BacklogStatus, InstanceStatus, JobQueueStatus
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 import asyncio
 from typing import NamedTuple
 
-from webhookd.deliveries import backlog, reads
-from webhookd.deliveries.backlog import Waiting
+from webhookd.deliveries import reads
+from webhookd.deliveries.reads import Waiting
 from webhookd.http.health import FailingEndpointStatus
 from webhookd.jobqueue import queries as job_queries
 from webhookd.jobqueue.results import JobQueueHealth
@@ -67,9 +67,9 @@ class Monitor:
         async with self._pool.connection() as connection:
             try:
                 async with asyncio.timeout(TIMEOUT_SECONDS):
-                    stages = await backlog.waiting(connection, COUNTED_UP_TO)
-                    failing = await backlog.failing_endpoints(connection, FAILING_SHOWN)
-                    dead_letters = await backlog.dead_letters_of_a_day(connection, COUNTED_UP_TO)
+                    stages = await reads.waiting(connection, COUNTED_UP_TO)
+                    failing = await reads.failing_endpoints(connection, FAILING_SHOWN)
+                    dead_letters = await reads.dead_letters_of_a_day(connection, COUNTED_UP_TO)
                     job_queue = await job_queries.health(connection)
                     seen_at = await reads.database_time(connection)
             except TimeoutError:

@@ -20,7 +20,7 @@ from webhookd.cli.options import INTERRUPTED, example
 from webhookd.core.configuration import find_file, load_settings
 from webhookd.core.errors import WebhookdError
 from webhookd.daemon.database import Database
-from webhookd.db import server_facts as facts
+from webhookd.db.connection import ServerFacts, fetch_server_facts
 from webhookd.devtools import bench_database, bench_report
 from webhookd.devtools.bench_run import MAX_EVENTS, MIN_EVENTS, SIGNALS, STEPS, Run, Sizes
 from webhookd.http.server import raise_file_limit
@@ -91,7 +91,7 @@ def command(
                     _clean(database)
                     return
                 server = asyncio.run(bench_database.look_at(database.migrating_dsn))
-                server_facts = asyncio.run(facts.fetch(database.migrating_dsn))
+                server_facts = asyncio.run(fetch_server_facts(database.migrating_dsn))
                 bench_database.require_fit(server, server_facts, settings.database.pool_size)
                 notes = _confirmed(server, yes=yes, ask=not as_json)
                 notes += _notes(database, server, server_facts)
@@ -130,7 +130,7 @@ def _confirmed(server: bench_database.Server, *, yes: bool, ask: bool) -> list[s
     return [f"{running}: the results include its load"]
 
 
-def _notes(database: Database, server: bench_database.Server, server_facts: facts.Facts) -> list[str]:
+def _notes(database: Database, server: bench_database.Server, server_facts: ServerFacts) -> list[str]:
     notes = []
     if not server_facts.survives_a_power_cut:
         notes.append("fsync is off on this server: the results are not those of durable commits")

@@ -16,13 +16,11 @@ import click
 import msgspec
 
 from webhookd.core.configuration import data_dir
-from webhookd.core.dsn import with_database
 from webhookd.core.errors import DatabaseUnavailable, SchemaProblem, WebhookdError
-from webhookd.core.settings import Settings
+from webhookd.core.settings import Settings, with_database
 from webhookd.daemon.database import Database, opened
 from webhookd.db import migrations
-from webhookd.db import server_facts as facts
-from webhookd.db.connection import Connection, connected, fetch_one
+from webhookd.db.connection import Connection, ServerFacts, connected, fetch_one, fetch_server_facts
 from webhookd.devtools.temporary_daemon import temporary_folder
 from webhookd.embedded.folder import is_new
 
@@ -87,7 +85,7 @@ class BenchDatabase(NamedTuple):
     """The DSN for the daemon, and facts about the server."""
 
     dsn: str
-    facts: facts.Facts
+    facts: ServerFacts
 
 
 @contextmanager
@@ -111,7 +109,7 @@ async def look_at(dsn: str) -> Server:
         return Server(**dict(await fetch_one(connection, _SERVER, _NAME)))
 
 
-def require_fit(server: Server, server_facts: facts.Facts, pool_size: int) -> None:
+def require_fit(server: Server, server_facts: ServerFacts, pool_size: int) -> None:
     """Refuse a server on which the login lacks rights, or which has too few free connections."""
     missing = [
         right
@@ -143,9 +141,9 @@ async def bench_database(database: Database, tablespace: str | None) -> AsyncIte
         dsn = with_database(database.dsn, name)
         try:
             await migrations.migrate(with_database(database.migrating_dsn, name))
-            server_facts = await facts.fetch(dsn)
+            server_facts = await fetch_server_facts(dsn)
         except DatabaseUnavailable as error:
-            if (await facts.fetch(database.dsn)).pooled:
+            if (await fetch_server_facts(database.dsn)).pooled:
                 raise DatabaseUnavailable(
                     f"{error} (bench cannot use a pooler: set WEBHOOKD_DATABASE_DSN to the server itself)"
                 ) from error

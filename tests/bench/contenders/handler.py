@@ -20,7 +20,7 @@ from webhookd.wakeups import WakeUps
 if TYPE_CHECKING:
     from webhookd.db.pool import Pool
     from webhookd.deliveries.ingest import GroupCommit
-    from webhookd.http.query_runner import QueryRunner
+    from webhookd.http.routes import QueryRunner
 
 
 class NoCommit:
