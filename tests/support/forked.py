@@ -1,7 +1,7 @@
-"""Processes of webhookd that begin where its modules are read already: forked from one that did nothing else.
+"""Processes of webhookd that start with all modules loaded, forked from a server process that loaded them.
 
-To read them is a second of a processor, nearly all of a daemon's start, and the tests start hundreds. What
-runs is a process of its own all the same, with its own files, signals and end.
+Loading the modules takes a second of CPU time, nearly all of a daemon's start, and the tests start hundreds.
+A forked process still has its own files, signals and exit code.
 """
 
 import multiprocessing
@@ -17,7 +17,7 @@ MODULES = ["webhookd.cli.main", "webhookd.cli.serve", "webhookd.devtools.listen"
 
 
 class Forked:
-    """A command of webhookd, with the verbs of subprocess.Popen that the tests use."""
+    """A command of webhookd with the methods of subprocess.Popen that the tests use."""
 
     def __init__(
         self,
@@ -29,15 +29,15 @@ class Forked:
         stderr: Path,
     ) -> None:
         for written in (stdout, stderr):
-            written.touch()  # so that they can be read from the first moment
-        # multiprocessing keeps one such server for this process, and ends it with it.
+            written.touch()  # so that tests can read them at once
+        # multiprocessing keeps one fork server for this process, and ends it with this process.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(MODULES)
         self._process = context.Process(
             target=_run, args=(arguments, str(folder), dict(environment), str(stdout), str(stderr))
         )
         self._process.start()
-        self._asking = threading.Lock()  # what its end was can be read once
+        self._lock = threading.Lock()  # only one thread may read the exit code
 
     @property
     def pid(self) -> int:
@@ -49,27 +49,27 @@ class Forked:
         return self.poll()
 
     def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
-        with self._asking:
+        """Return the exit code, or None while it runs."""
+        with self._lock:
             return self._process.exitcode
 
     def wait(self) -> None:
-        """Until it has ended."""
-        with self._asking:
+        """Wait until it has ended."""
+        with self._lock:
             self._process.join()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """As others may; not once it has ended, for its number may be another's by then."""
+        """Send a signal, but not after the end, when another process may have the same id."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it with SIGKILL, as a power failure would."""
         self.send_signal(signal.SIGKILL)
 
 
 def _run(arguments: list[str], folder: str, environment: dict[str, str], stdout: str, stderr: str) -> None:
-    """In the new process: what a shell would have set up."""
+    """In the new process: set up files, folder and environment as a shell would."""
     from webhookd.cli.main import main  # noqa: PLC0415  the tests' own process does not run it
     from webhookd.daemon import status  # noqa: PLC0415
 
