@@ -111,7 +111,7 @@ def due_times(rate: float, seconds: float, started_at: float) -> list[float]:
 # Receiving: the parent's side.
 
 
-class Arrival(NamedTuple):
+class LoggedArrival(NamedTuple):
     """When a request arrived, and its correlation id."""
 
     at: float
@@ -138,13 +138,13 @@ class Receiver(ABC):
         """The end of the log now."""
         return self._log_path.stat().st_size if self._log_path.exists() else 0
 
-    async def arrivals(self, position: int = 0) -> list[Arrival]:
+    async def arrivals(self, position: int = 0) -> list[LoggedArrival]:
         """The arrivals at /timed since this position of the log."""
         with self._log_path.open() as log:
             log.seek(position)
             return parse_arrivals(log.read())
 
-    async def until_arrived(self, count: int, position: int) -> list[Arrival]:
+    async def until_arrived(self, count: int, position: int) -> list[LoggedArrival]:
         """Wait until there are this many arrivals since the position."""
         while len(arrivals := await self.arrivals(position)) < count:  # noqa: ASYNC110  another process writes
             await asyncio.sleep(LOG_POLL_SECONDS)
@@ -171,7 +171,7 @@ class ReceiverProcess(Receiver):
         await self.requests()  # which writes the log
         return await super().log_position()
 
-    async def arrivals(self, position: int = 0) -> list[Arrival]:
+    async def arrivals(self, position: int = 0) -> list[LoggedArrival]:
         await self.requests()
         return await super().arrivals(position)
 
@@ -198,13 +198,13 @@ async def receiver_process(
             await child.kill()  # closing its input would make it end the guarded process
 
 
-def parse_arrivals(log: str) -> list[Arrival]:
+def parse_arrivals(log: str) -> list[LoggedArrival]:
     """Parse a log whose last line may be incomplete. A request may have no correlation id."""
     complete = log[: log.rfind("\n") + 1].splitlines()
-    return [Arrival(float(at), stamp) for at, _, stamp in (line.partition(" ") for line in complete)]
+    return [LoggedArrival(float(at), stamp) for at, _, stamp in (line.partition(" ") for line in complete)]
 
 
-def latencies_ms(arrivals: Sequence[Arrival], skipped_share: float = 0.0) -> list[float]:
+def latencies_ms(arrivals: Sequence[LoggedArrival], skipped_share: float = 0.0) -> list[float]:
     """Milliseconds from the due time of each event to its arrival, without the first share of events."""
     in_order = sorted((float(arrival.stamp), arrival.at) for arrival in arrivals)
     return [(at - due) * 1000 for due, at in in_order[int(len(in_order) * skipped_share) :]]

@@ -49,7 +49,7 @@ class Latency(msgspec.Struct, frozen=True):
     p99_ms: float | None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """All results, the most important first."""
 
     deliveries_per_second: float
@@ -86,7 +86,7 @@ def limit(processors: Processors | None) -> Limit:
     return Limit.DATABASE
 
 
-def show(report: Report) -> None:
+def show(report: BenchReport) -> None:
     """Print the report as text."""
     rate, bare = report.deliveries_per_second, report.without_database_per_second
     idle, busy = report.latency_idle, report.latency_busy

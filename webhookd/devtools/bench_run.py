@@ -32,7 +32,7 @@ from webhookd.devtools.bench_load import (
     receiver_process,
 )
 from webhookd.devtools.bench_processes import Processors, Sample
-from webhookd.devtools.bench_report import Latency, ProgressBar, Report
+from webhookd.devtools.bench_report import BenchReport, Latency, ProgressBar
 from webhookd.devtools.temporary_daemon import TemporaryDaemon, temporary_folder
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.client import GuardedClient
@@ -96,7 +96,7 @@ class Run(NamedTuple):
     tablespace: str | None
     notes: list[str]
 
-    async def interruptible(self, sizes: Sizes, progress: ProgressBar) -> Report | None:
+    async def interruptible(self, sizes: Sizes, progress: ProgressBar) -> BenchReport | None:
         """Run and clean up. None after a signal."""
         with anyio.CancelScope() as scope:
 
@@ -110,7 +110,7 @@ class Run(NamedTuple):
             return await self._report(sizes, progress)
         return None
 
-    async def _report(self, sizes: Sizes, progress: ProgressBar) -> Report:
+    async def _report(self, sizes: Sizes, progress: ProgressBar) -> BenchReport:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(temporary_folder("webhookd-bench-"))
             data_dir = folder / "data"
@@ -159,7 +159,7 @@ class Run(NamedTuple):
             busy = await measures.busy_latency(daemon, rate, busy_seconds)
             memory = _memory_bytes(daemon.process_id)
             progress.say("Cleaning up")
-        return Report(
+        return BenchReport(
             deliveries_per_second=done.per_second,
             deliveries=done.deliveries,
             seconds=done.seconds,

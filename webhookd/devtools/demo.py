@@ -26,7 +26,7 @@ from webhookd.cli.options import INTERRUPTED
 from webhookd.core.errors import WebhookdError
 from webhookd.core.states import SagaStatus
 from webhookd.devtools.demo_screen import Counts, Endpoint, Screen
-from webhookd.devtools.receiver import Behaviour, Inbox, receiving
+from webhookd.devtools.receiver import Behaviour, ReceivedWebhooks, receiving
 from webhookd.devtools.temporary_daemon import TemporaryDaemon, temporary_folder
 from webhookd.embedded.server import running
 from webhookd.local_certificate import LocalCertificate
@@ -55,9 +55,11 @@ def command() -> None:
     again. It takes less than half a minute and does not touch any other webhookd or database.
     """
     endpoints = [
-        Endpoint("billing", "works", Inbox(), 5, 1.0),
-        Endpoint("mail", "fails twice, then works", Inbox(behaviour=Behaviour(failures=2)), 5, 0.8),
-        Endpoint("warehouse", "is down", Inbox(behaviour=Behaviour(status=503)), 3, 0.8),
+        Endpoint("billing", "works", ReceivedWebhooks(), 5, 1.0),
+        Endpoint(
+            "mail", "fails twice, then works", ReceivedWebhooks(behaviour=Behaviour(failures=2)), 5, 0.8
+        ),
+        Endpoint("warehouse", "is down", ReceivedWebhooks(behaviour=Behaviour(status=503)), 3, 0.8),
     ]
     screen = Screen(endpoints, output.console())
     try:
@@ -92,7 +94,7 @@ async def _demo(screen: Screen) -> None:
                     receiving(
                         0,
                         certificate.server_tls(),
-                        endpoint.inbox,
+                        endpoint.received,
                         partial(screen.arrived, endpoint),
                         ANSWER_SECONDS if screen.console.is_terminal else 0,
                     )
@@ -150,7 +152,7 @@ class _Story:
             "description": endpoint.name,
         }
         created = await self._post("/v1/subscriptions", request)
-        endpoint.inbox.secrets.append(created["secret"])
+        endpoint.received.secrets.append(created["secret"])
         await self._post(f"/v1/subscriptions/{created['id']}/verify")
 
     async def tell(self) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from webhookd.cli.text import escaped
 from webhookd.core.states import SagaStatus
-from webhookd.devtools.receiver import Arrival, Behaviour, Inbox
+from webhookd.devtools.receiver import Arrival, Behaviour, ReceivedWebhooks
 
 GOOD, BUSY, BAD, QUIET = "green", "yellow", "red", "dim"
 # Rows of the screen that the picture, the table and the gaps take; the rest shows the latest lines.
@@ -30,7 +30,7 @@ class Endpoint:
 
     name: str
     description: str
-    inbox: Inbox
+    received: ReceivedWebhooks
     max_attempts: int
     base_delay_seconds: float
     requests: int = 0
@@ -44,7 +44,7 @@ class Endpoint:
 
     def repair(self) -> None:
         self.description = "repaired: works"
-        self.inbox.behaviour = Behaviour()
+        self.received.behaviour = Behaviour()
 
 
 @dataclass

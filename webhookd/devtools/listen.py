@@ -25,7 +25,7 @@ from webhookd.core.configuration import data_dir, load_settings
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.limits import HIGHEST_PORT
 from webhookd.devtools import listen_output
-from webhookd.devtools.receiver import Arrival, Behaviour, Inbox, receiving
+from webhookd.devtools.receiver import Arrival, Behaviour, ReceivedWebhooks, receiving
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.outcome import Failure
 from webhookd.outbound.signatures import sign
@@ -140,15 +140,19 @@ def command(
     # aiohttp logs a traceback for every broken connection.
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     secrets = _secrets(secret_file)
-    inbox = Inbox(bool(event_types or secrets), secrets, Behaviour(failures=failures, status=status))
+    received = ReceivedWebhooks(
+        bool(event_types or secrets), secrets, Behaviour(failures=failures, status=status)
+    )
     options = Options(tuple(dict.fromkeys(event_types)), port, delay_seconds, keep, as_json)
     config_path = click.get_current_context().find_object(Path)
     certificate = LocalCertificate.in_folder(data_dir(load_settings(config_path, os.environ)))
-    if not asyncio.run(_listen(options, client, certificate, inbox)):
+    if not asyncio.run(_listen(options, client, certificate, received)):
         sys.exit(INTERRUPTED)
 
 
-async def _listen(options: Options, client: Client, certificate: LocalCertificate, inbox: Inbox) -> bool:
+async def _listen(
+    options: Options, client: Client, certificate: LocalCertificate, received: ReceivedWebhooks
+) -> bool:
     """Receive until a signal arrives. Returns whether all subscriptions were ready by then."""
     stopping = _stop_on_signal()
 
@@ -162,13 +166,13 @@ async def _listen(options: Options, client: Client, certificate: LocalCertificat
             stopping.set()  # the reader of stdout has gone
 
     tls = certificate.server_tls()
-    async with receiving(options.port, tls, inbox, show, options.delay_seconds) as url:
+    async with receiving(options.port, tls, received, show, options.delay_seconds) as url:
         _say(f"Listening on {url} (Ctrl-C stops)")
         subscriber = Subscriber(client, url)
         try:
-            ready = await _subscribe(options, subscriber, inbox, stopping)
+            ready = await _subscribe(options, subscriber, received, stopping)
             if ready:
-                _say_next_step(options, inbox, certificate)
+                _say_next_step(options, received, certificate)
                 await stopping.wait()
         finally:
             if subscriber.subscription_ids and not options.keep:
@@ -193,19 +197,19 @@ def _stop_on_signal() -> asyncio.Event:
 
 
 async def _subscribe(
-    options: Options, subscriber: "Subscriber", inbox: Inbox, stopping: asyncio.Event
+    options: Options, subscriber: "Subscriber", received: ReceivedWebhooks, stopping: asyncio.Event
 ) -> bool:
     """Subscribe to each event type; false if a signal came in between. Each request has its own timeout."""
     for event_type in options.event_types:
         if stopping.is_set():
             return False
-        inbox.secrets.append(await subscriber.subscribe(event_type))
+        received.secrets.append(await subscriber.subscribe(event_type))
         await subscriber.verify()
         _say(f"Subscribed to {event_type}: {_named(subscriber.subscription_ids[-1:])}, verified")
     return True
 
 
-def _say_next_step(options: Options, inbox: Inbox, certificate: LocalCertificate) -> None:
+def _say_next_step(options: Options, received: ReceivedWebhooks, certificate: LocalCertificate) -> None:
     if options.event_types:
         publishable = [it for it in options.event_types if not it.startswith(RESERVED)]
         if publishable:
@@ -217,7 +221,7 @@ def _say_next_step(options: Options, inbox: Inbox, certificate: LocalCertificate
             )
         return
     _say(f"Ready. Senders must trust the certificate {certificate.certificate_file}")
-    if not inbox.verifies:
+    if not received.verifies:
         _say("Signatures are not verified: name event types, or provide a subscription's secret")
 
 

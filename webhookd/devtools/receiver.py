@@ -81,7 +81,7 @@ class _Message:
 
 
 @dataclass(slots=True)
-class Inbox:
+class ReceivedWebhooks:
     """Decides how requests are answered. `secrets` and `behaviour` may change at any time."""
 
     # If false, every request is accepted. If true, only those signed with one of the secrets.
@@ -136,7 +136,7 @@ class Inbox:
 async def receiving(
     port: int,
     tls: ssl.SSLContext,
-    inbox: Inbox,
+    received: ReceivedWebhooks,
     on_arrival: Callable[[Arrival], None],
     delay_seconds: float = 0.0,
 ) -> AsyncIterator[str]:
@@ -149,7 +149,7 @@ async def receiving(
         except TimeoutError as error:
             raise web.HTTPRequestTimeout from error
         headers = {name.lower(): value for name, value in request.headers.items()}
-        arrival = inbox.receive(request.method, request.path_qs, headers, body, datetime.now(UTC))
+        arrival = received.receive(request.method, request.path_qs, headers, body, datetime.now(UTC))
         on_arrival(arrival)
         await asyncio.sleep(delay_seconds)
         return web.Response(status=arrival.status, body=arrival.answer, content_type="application/json")

@@ -14,7 +14,7 @@ from tests.bench.machine import processor_model, system_name, tree_processor_sec
 from tests.bench.receivers import parse_stub_status
 from tests.bench.server import count_statements
 from webhookd.devtools.bench_load import (
-    Arrival,
+    LoggedArrival,
     due_times,
     header,
     latencies_ms,
@@ -87,14 +87,17 @@ def test_stub_status_of_nginx() -> None:
 def test_incomplete_arrival_is_ignored() -> None:
     """It is read later; an arrival without a correlation id counts."""
     text = "1700000000.125 1700000000.100000\n1700000001.000 \n17000000"
-    assert parse_arrivals(text) == [Arrival(1700000000.125, "1700000000.100000"), Arrival(1700000001.0, "")]
+    assert parse_arrivals(text) == [
+        LoggedArrival(1700000000.125, "1700000000.100000"),
+        LoggedArrival(1700000001.0, ""),
+    ]
     assert parse_arrivals("17000000") == []
 
 
 def test_latency_skips_the_first_events() -> None:
     """By the time of publishing, in whichever order they arrived."""
-    arrivals = [Arrival(100.0 + number + 0.25, str(100 + number)) for number in reversed(range(10))]
-    arrivals[-1] = Arrival(109.0, "100")  # the first event, late because connections were opening
+    arrivals = [LoggedArrival(100.0 + number + 0.25, str(100 + number)) for number in reversed(range(10))]
+    arrivals[-1] = LoggedArrival(109.0, "100")  # the first event, late because connections were opening
     assert latencies_ms(arrivals, skipped_share=0.2) == [250.0] * 8
 
 
