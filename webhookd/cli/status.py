@@ -19,8 +19,7 @@ from webhookd.core.settings import SERVICES
 
 NOT_READY = 1
 RUNNING = "running"
-LEASED = "in_flight"
-# The stages of /status whose rows wait. `in_flight` counts leased attempts, `failing` counts endpoints.
+# The stages of /status.
 WAITING = {
     "routing": "events to route",
     "orchestration": "deliveries to start",
@@ -110,7 +109,7 @@ def screen(status: dict[str, Any], client: Client) -> Iterator[RenderableType]:
             ("configuration", _configuration(status.get("configuration", {}))),
             ("retries", _retries(status.get("retry", {}))),
             ("services", _running(status.get("services", []))),
-            *_in_flight(status.get("in_flight"), backlog),
+            *_in_flight(status.get("in_flight")),
             ("dead letters", _dead_letters(status.get("dead_letters_of_a_day"))),
             *_jobs(status.get("job_queue")),
         ]
@@ -149,17 +148,10 @@ def _failed_services(services: list[dict[str, Any]]) -> Iterator[RenderableType]
     )
 
 
-def _in_flight(
-    in_flight: dict[str, Any] | None, backlog: dict[str, Any] | None
-) -> Iterator[tuple[str, output.Cell]]:
-    """Show requests of this instance, and leased attempts of all. `oldest_at` of those is a lease's end."""
+def _in_flight(in_flight: dict[str, Any] | None) -> Iterator[tuple[str, output.Cell]]:
     if in_flight:
         requests = f"{in_flight['requests']} of {in_flight['concurrency']}"
         yield "requests in flight", f"{requests} (this instance)"
-    for stage in backlog["stages"] if backlog else []:
-        if stage["stage"] == LEASED and stage["waiting"]:
-            leased = count(stage["waiting"], backlog["counted_up_to"]) if backlog else ""
-            yield "leased attempts", f"{leased} (all instances)"
 
 
 def _waiting(backlog: dict[str, Any] | None) -> Iterator[RenderableType]:

@@ -144,9 +144,12 @@ class Daemon:
             log.warning(
                 "delivery.local is on: deliveries to this machine are allowed; use it for development only"
             )
-        if settings.services.shutdown_grace_seconds < settings.delivery.timeout_seconds:
+        if (
+            settings.services.shutdown_grace_seconds * (1 - SHUTDOWN_SHARE)
+            < settings.delivery.timeout_seconds
+        ):
             log.warning(
-                "services.shutdown_grace_seconds is less than delivery.timeout_seconds: "
+                "services.shutdown_grace_seconds leaves deliveries less time than delivery.timeout_seconds: "
                 "a shutdown may cut off requests, which are then sent again"
             )
         warnings = (

@@ -1,25 +1,21 @@
 """What /status, /readyz and the gauges show: backlogs, measured every few seconds, and this instance."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from webhookd import __version__
 from webhookd.context import Context
-from webhookd.deliveries.reads import NOT_WAITING
-from webhookd.http.health import BacklogStatus, InstanceStatus, JobQueueStatus
+from webhookd.deliveries import reads
+from webhookd.deliveries.reads import NOT_WAITING, Waiting
+from webhookd.http.health import BacklogStatus, FailingEndpointStatus, InstanceStatus, JobQueueStatus
+from webhookd.jobqueue import queries as job_queries
+from webhookd.jobqueue.results import JobQueueHealth
 
 if TYPE_CHECKING:
     from webhookd.daemon.services import Service
-import asyncio
-from typing import NamedTuple
-
-from webhookd.deliveries import reads
-from webhookd.deliveries.reads import Waiting
-from webhookd.http.health import FailingEndpointStatus
-from webhookd.jobqueue import queries as job_queries
-from webhookd.jobqueue.results import JobQueueHealth
 
 INTERVAL_SECONDS = 5.0
 # Counts stop here, so that they cost the same for every larger backlog. It is enough to see a stage fall

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: opening one with a timeout, and detecting commits a standby may not have."""
+"""Connections to PostgreSQL: opening them with a timeout, commits a standby may not have, server facts."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress

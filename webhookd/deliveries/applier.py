@@ -2,7 +2,8 @@
 
 The decision is made in SQL (schema/deliveries/orchestration.sql). Woken by RESULTS; wakes SAGAS, because a
 result frees a place in its subscription's window. Runs beside the starter, not in turn with it: on a busy
-event loop each would wait for the other's round trip, and the workers for both.
+event loop each would wait for the other's round trip, and the workers for both. LimitSweeper dead-letters
+waiting deliveries after a reload lowered `retry.max_attempts`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Queries of the API: plain SELECTs with the rights of webhookd_reader, which cannot see signing secrets.
+"""Queries of the API and of /status: SELECTs with the rights of webhookd_reader, which cannot see secrets.
 
 Lists are sorted newest first and paged by the id of the last row shown: see db/paging.py.
 """

@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
+SEARCH_PAGE = 1000
+# Only one orchestrator creates attempts at a time, for some milliseconds. Try again soon.
+LOCK_RETRY_SECONDS = 0.02
+
+
 class Rotation:
-    """Subscriptions in the order in which they are served, each with the marks of its last batch."""
+    """The order in which subscriptions with due deliveries get their share of a batch. Pure, in memory.
+
+    The database decides on windows and due times; this is a hint. A subscription that is missing here is
+    found by the next search. A subscription that has nothing due is removed after the next batch.
+    """
 
     def __init__(self) -> None:
         self._marks: dict[int, tuple[datetime | None, int | None]] = {}
@@ -70,11 +79,6 @@ class Rotation:
         """Start from the beginning before a search: deliveries committed late lie before their mark."""
         self._marks = dict.fromkeys(self._marks, (None, None))
         self._with_full_window.clear()
-
-
-SEARCH_PAGE = 1000
-# Only one orchestrator in the cluster creates attempts at a time, for some milliseconds. Try again soon.
-LOCK_RETRY_SECONDS = 0.02
 
 
 class Starter:

@@ -1,6 +1,7 @@
 """A route: method, path, required scope and handler, with its request, response and error types.
 
-Handlers parse and respond with the same types, and /openapi.json is generated from these routes.
+Handlers parse and respond with the same types, and /openapi.json is generated from these routes. QueryRunner
+runs a handler's queries with a deadline, so that every request gets a response in time.
 """
 
 import asyncio
