@@ -8,17 +8,16 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.invariants import AUDIT, broken_invariants
 from tests.support.waiting import until
-from webhookd.deliveries import ingest as events
-from webhookd.deliveries import subscriptions
+from webhookd.deliveries import ingest, subscriptions
 
 COMPLETED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
 
 
 async def publish_many(flow: Flow, count: int, types: list[str]) -> None:
     """So many events, in turns of the types."""
-    batch = [events.NewEvent(types[number % len(types)], f'{{"n": {number}}}') for number in range(count)]
+    batch = [ingest.NewEvent(types[number % len(types)], f'{{"n": {number}}}') for number in range(count)]
     for start in range(0, count, 500):
-        await events.publish(flow.daemon, batch[start : start + 500])
+        await ingest.publish(flow.daemon, batch[start : start + 500])
 
 
 def receipts(endpoint: Endpoint) -> Counter[str]:

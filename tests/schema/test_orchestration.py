@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.flow import POLICY, Flow
 from webhookd.core.states import SagaStatus
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import sagas
+from webhookd.deliveries import attempts, sagas
 
 
 def backoff_seconds(
@@ -66,8 +65,8 @@ async def test_retry_is_due_after_its_delay(
     """The due time follows the policy and the Retry-After that the worker reported."""
     await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lease] = await flow.claim()
-    report = jobs.Report(lease.job_id, lease.lease_token, 503, retry_after_seconds=retry_after_seconds)
-    await jobs.report(flow.daemon, [report])
+    report = attempts.Report(lease.job_id, lease.lease_token, 503, retry_after_seconds=retry_after_seconds)
+    await attempts.report(flow.daemon, [report])
     [retried] = await flow.apply(policy)
     applied_at = await flow.daemon.fetchval("select result_applied_at from webhookd.webhook_delivery_jobs")
     assert retried.next_attempt_at - applied_at == timedelta(seconds=expected_seconds)
@@ -233,12 +232,14 @@ async def test_lost_leases_do_not_count_against_the_endpoint(flow: Flow) -> None
     """A worker that dies or breaks says nothing about the endpoint."""
     await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lease] = await flow.claim()
-    await jobs.report(flow.daemon, [jobs.Report(lease.job_id, lease.lease_token, error_code="INTERNAL")])
+    await attempts.report(
+        flow.daemon, [attempts.Report(lease.job_id, lease.lease_token, error_code="INTERNAL")]
+    )
     await flow.apply()
     await flow.start()
     [lease] = await flow.claim()
     await flow.expire_lease(lease.job_id)
-    await jobs.reset_expired(flow.daemon, 1, max_lease_resets=0)
+    await attempts.reset_expired(flow.daemon, 1, max_lease_resets=0)
     [lost] = await flow.apply()
     assert (lost.error_code, lost.attempt_count) == ("LEASE_EXPIRED", 2)
     assert await flow.daemon.fetch("select * from webhookd.endpoint_health") == []

@@ -2,7 +2,7 @@
 
 from tests.support.flow import POLICY, Flow
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import attempts
 
 
 async def test_duplicate_event_is_stored_once(flow: Flow) -> None:
@@ -28,7 +28,7 @@ async def test_expired_lease_is_reset_and_delivered_again(flow: Flow) -> None:
     saga_id = await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lost] = await flow.claim(worker_id="crashed")
     await flow.expire_lease(lost.job_id)
-    [reset] = await jobs.reset_expired(flow.daemon, 100, max_lease_resets=5)
+    [reset] = await attempts.reset_expired(flow.daemon, 100, max_lease_resets=5)
     assert (reset.job_id, reset.worker_id, reset.status) == (lost.job_id, "crashed", AttemptStatus.PENDING)
     assert await flow.report(lost) is ReportVerdict.STALE
     [taken] = await flow.claim(worker_id="alive")

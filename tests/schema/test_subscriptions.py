@@ -17,7 +17,7 @@ from tests.support.waiting import finished, until_blocked, until_finished
 from webhookd.core.errors import Refusal
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
-from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import attempts
 from webhookd.deliveries import dead_letters, subscriptions
 
 OTHER_ADDRESS = "https://elsewhere.example/hook?tenant=7"
@@ -56,11 +56,11 @@ async def change_log(flow: Flow, subscription_id: int) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
-async def delivery(flow: Flow) -> jobs.Message:
+async def delivery(flow: Flow) -> attempts.Message:
     """Return the message of the only waiting attempt; the attempt waits again afterwards."""
     [lease] = await flow.claim()
-    [loaded] = await jobs.load(flow.daemon, [lease])
-    assert await jobs.release(flow.daemon, [lease]) == [lease.job_id]
+    [loaded] = await attempts.load(flow.daemon, [lease])
+    assert await attempts.release(flow.daemon, [lease]) == [lease.job_id]
     return loaded
 
 
@@ -584,7 +584,7 @@ async def test_leased_attempt_finishes_during_a_hold(flow: Flow, how: str) -> No
     subscription_id = await with_attempt(flow, await flow.subscribe())
     [lease] = await flow.claim()
     await hold(flow, subscription_id, how)
-    assert len(await jobs.load(flow.daemon, [lease])) == 1
+    assert len(await attempts.load(flow.daemon, [lease])) == 1
     await flow.report(lease)
     [moved] = await flow.apply()
     assert moved.status is SagaStatus.COMPLETED
