@@ -217,9 +217,8 @@ async def test_every_result_can_be_stored(
 ) -> None:
     """Any reported result is stored and applied; a result that is not would make the worker send forever."""
     lease = await leased(flow)
-    verdicts = await attempts.report(
-        flow.daemon, [attempts.Report(lease.job_id, lease.lease_token, **report)]
-    )  # type: ignore[arg-type]
+    reported = attempts.Report(lease.job_id, lease.lease_token, **report)  # type: ignore[arg-type]
+    verdicts = await attempts.report(flow.daemon, [reported])
     assert verdicts == {lease.job_id: ReportVerdict.ACCEPTED}
     job = await flow.daemon.fetchrow("select status, error_code from webhookd.webhook_delivery_jobs")
     assert job is not None
