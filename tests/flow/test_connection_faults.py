@@ -150,9 +150,8 @@ async def test_listener_reconnects_after_its_connection_is_cut(
         listener = await flow.superuser.fetchval(LISTENERS)
         await publish()  # found by NOTIFY, because no stage polls
         await delivered()
-        await asyncio.sleep(
-            2 * FOLLOW_UP_SECONDS
-        )  # otherwise the follow-up checks of this NOTIFY would find the next event
+        # Otherwise the follow-up checks of this NOTIFY would find the next event.
+        await asyncio.sleep(2 * FOLLOW_UP_SECONDS)
         await flow.superuser.execute("select pg_terminate_backend($1, 5000)", listener)
         await publish()  # no listener is connected
         await delivered()

@@ -183,9 +183,7 @@ async def test_stages_in_three_processes_wake_each_other(
         "retry": {"base_delay_seconds": 0},
     }
     for services in ("api,routing", "api,orchestration,reaper", "api,delivery"):
-        await make_daemon(
-            **settings, orchestration={"batch_size": 50}, retry={"base_delay_seconds": 0}
-        ).start("--services", services)
+        await make_daemon(**settings).start("--services", services)
     for count in (1, 300):
         done = await flow.daemon.fetchval("select count(*) from webhookd.events")
         await publish_many(flow, count, [EVENT_TYPE])

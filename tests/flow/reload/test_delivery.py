@@ -121,9 +121,8 @@ async def test_reload_changes_the_maximum_response_size(
         connections.append(endpoint.requests[-1].connection)
 
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-        while len(connections) == len(
-            set(connections)
-        ):  # until a connection is reused; idle connections are closed soon
+        # Until a connection is reused: an idle connection is closed soon.
+        while len(connections) == len(set(connections)):
             await deliver()
     daemon.configure(delivery={"max_response_bytes": 4096})
     assert await daemon.reload()
