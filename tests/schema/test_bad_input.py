@@ -16,8 +16,7 @@ import pytest
 from tests.support.flow import ADDRESS, POLICY, Flow
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.db.connection import Connection
-from webhookd.deliveries import attempts
-from webhookd.deliveries import dead_letters, sagas
+from webhookd.deliveries import attempts, dead_letters, sagas
 
 # Ids of the rows that `world` creates; a copy of the template counts from 1.
 SUBSCRIPTION, HELD, DEAD_LETTER, UNKNOWN = 1, 2, 1, 999_999

@@ -15,9 +15,7 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import FAILING_AFTER, POLICY, Flow
 from tests.support.history import turn_autovacuum_off, vacuum
-from webhookd.deliveries import attempts
-from webhookd.deliveries import ingest
-from webhookd.deliveries import sagas
+from webhookd.deliveries import attempts, ingest, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection

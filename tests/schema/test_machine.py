@@ -23,9 +23,7 @@ from tests.support.model import Job, Saga, Subscription, World
 from tests.support.nightly import first_in_gate
 from webhookd.core.errors import Refusal
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts
-from webhookd.deliveries import dead_letters, sagas, subscriptions
-from webhookd.deliveries import ingest
+from webhookd.deliveries import attempts, dead_letters, ingest, sagas, subscriptions
 
 Result = TypeVar("Result")
 

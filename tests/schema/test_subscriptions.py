@@ -17,8 +17,7 @@ from tests.support.waiting import finished, until_blocked, until_finished
 from webhookd.core.errors import Refusal
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
-from webhookd.deliveries import attempts
-from webhookd.deliveries import dead_letters, subscriptions
+from webhookd.deliveries import attempts, dead_letters, subscriptions
 
 OTHER_ADDRESS = "https://elsewhere.example/hook?tenant=7"
 HOUR_SECONDS = 3600

@@ -7,10 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts
-from webhookd.deliveries import dead_letters, sagas, subscriptions
-from webhookd.deliveries import ingest
-from webhookd.deliveries import router
+from webhookd.deliveries import attempts, dead_letters, ingest, router, sagas, subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

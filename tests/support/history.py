@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tests.support.database import Cluster, Database
-from webhookd.deliveries import attempts
-from webhookd.deliveries import ingest
-from webhookd.deliveries import router
-from webhookd.deliveries import sagas
+from webhookd.deliveries import attempts, ingest, router, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
