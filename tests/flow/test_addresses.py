@@ -63,7 +63,7 @@ async def test_without_allowed_networks_nothing_private_is_dialled(
     assert await deliver_to(flow, hosts, endpoint.port) == dict.fromkeys(hosts, "ADDRESS_BLOCKED")
     assert names.dials == set()
     assert endpoint.connections == []
-    assert set(names.asked) == set(named)
+    assert set(names.lookups) == set(named)
     assert daemon.metric("webhookd_service_restarts_total") == 0
 
 
@@ -171,7 +171,7 @@ async def test_unanswered_dns_lookups_do_not_delay_other_names(
     good = await flow.subscribe("good", endpoint.url("/good", "hooks.example"))
     daemon = await make_daemon(names.environment, delivery=HELD, retry=PATIENT).start()
     await flow.publish("silent")
-    await daemon.until(lambda: sorted(names.asked) == sorted(silent), "looking up")
+    await daemon.until(lambda: sorted(names.lookups) == sorted(silent), "looking up")
     await flow.publish("good")
     await until(flow.daemon, ATTEMPT_ENDED, good)
     assert [attempt["error_code"] for attempt in await flow.attempts(good)] == [None]
@@ -185,7 +185,7 @@ async def test_unanswered_dns_lookup_does_not_delay_shutdown(
     await flow.subscribe(callback_url=endpoint.url("/hook", "silent.hooks.example"))
     daemon = await make_daemon(names.environment, delivery=SHORT).start()
     await flow.publish()
-    await daemon.until(lambda: names.asked == ["silent.hooks.example"], "looking up")
+    await daemon.until(lambda: names.lookups == ["silent.hooks.example"], "looking up")
     daemon.sigterm()
     await daemon.until(lambda: daemon.logged("stopped"), "ended")
     assert await asyncio.wait_for(daemon.ended(), CONDITION_TIMEOUT_SECONDS) == 0

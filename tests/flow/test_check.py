@@ -141,4 +141,4 @@ async def test_check_and_serve_print_the_same_warnings(
     daemon.config_path.chmod(0o600)
     again = await command.run("--config", str(daemon.config_path), "check")
     assert "all users can read it" not in "".join(again.out)
-    assert password_of(database.dsn("daemon")) not in "".join(ended.out + daemon.said())
+    assert password_of(database.dsn("daemon")) not in "".join(ended.out + daemon.output_lines())

@@ -91,7 +91,9 @@ async def test_remaining_instances_deliver_for_killed_instances(
     assert lost <= repeated.keys()
     recovery = [repeated[event] - killed_at for event in lost]
     assert all(instance.faults() == [] for instance in instances)
-    log.info("%d events, %d leases reset, %d sent twice", len(publisher.told), resets, len(repeated))
+    log.info(
+        "%d events, %d leases reset, %d sent twice", len(publisher.accepted_events), resets, len(repeated)
+    )
     log.info("%d leases lost, recovered after %.2f to %.2f s", len(lost), min(recovery), max(recovery))
 
 
@@ -120,7 +122,9 @@ async def test_delivery_continues_after_reports_failed_past_their_leases(
         await until_true(lambda: len(second_receipts(receiver)) >= 20)
         await flow.superuser.execute(f"grant {reporting} to webhookd_app")
     assert await broken_promises(flow.superuser, publisher, receiver) == []
-    assert daemon.metric("webhookd_delivery_reports_total", verdict="accepted") >= len(publisher.told)
+    assert daemon.metric("webhookd_delivery_reports_total", verdict="accepted") >= len(
+        publisher.accepted_events
+    )
     assert daemon.metric("webhookd_lease_resets_total", status="Pending") >= 20
 
 
@@ -134,10 +138,10 @@ async def test_listener_reconnects_after_its_connection_is_cut(
     async def publish() -> None:
         # A new session for each event: publish() sends at most one NOTIFY per session every 50 ms.
         application = await database.connect("application")
-        key, payload = f"order-{len(publisher.told)}", "{ }"
+        key, payload = f"order-{len(publisher.accepted_events)}", "{ }"
         statement = "select webhookd.publish($1, $2, $3)"
         event_id = await application.fetchval(statement, EVENT_TYPE, payload, key)
-        publisher.told[key] = (event_id, payload)
+        publisher.accepted_events[key] = (event_id, payload)
 
     async def delivered() -> None:
         await until(flow.superuser, ALL_DELIVERED)
@@ -181,4 +185,4 @@ async def test_terminated_connections_are_replaced(
     assert daemon.faults() == []
     resets = await flow.superuser.fetchval(RESETS)
     log.info("%d connections cut, %d restarts, %d leases reset", cut, restarts, resets)
-    log.info("%d events, rejections %s", len(publisher.told), dict(publisher.turned_away))
+    log.info("%d events, rejections %s", len(publisher.accepted_events), dict(publisher.rejections))

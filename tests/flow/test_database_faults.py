@@ -87,7 +87,7 @@ async def test_killed_database_server_loses_no_accepted_event(
     assert daemon.process.poll() is None
     assert daemon.metric("webhookd_service_restarts_total") > 0
     assert daemon.faults() == []
-    log.info("%d events, rejections %s", len(publisher.told), dict(publisher.turned_away))
+    log.info("%d events, rejections %s", len(publisher.accepted_events), dict(publisher.rejections))
     log.info("readyz %s", health.readyz)
 
 
@@ -123,8 +123,8 @@ async def test_daemon_waits_for_a_stalled_database_server(
     assert daemon.faults() == []
     log.info(
         "%d events, rejections %s, readyz %s",
-        len(publisher.told),
-        dict(publisher.turned_away),
+        len(publisher.accepted_events),
+        dict(publisher.rejections),
         health.readyz,
     )
 

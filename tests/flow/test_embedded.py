@@ -221,7 +221,7 @@ async def test_a_second_instance_joins_and_outlives_the_first(
     clashing = make_instance(home, api={"listen": f"127.0.0.1:{first.port}"})
     clashing.launch()
     assert await clashing.ended() == 1
-    assert "cannot listen" in clashing.said()[-1]
+    assert "cannot listen" in clashing.output_lines()[-1]
     assert home.running_server_id() == server_id
 
     second = await make_instance(home).start()

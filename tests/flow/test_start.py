@@ -29,8 +29,8 @@ LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Le
 async def startup_error(daemon: DaemonProcess, exit_code: int, *options: str) -> str:
     """Start a daemon that must exit with this code, and return its one line of output."""
     daemon.launch(*options)
-    assert await daemon.ended() == exit_code, daemon.said()
-    [line] = daemon.said()
+    assert await daemon.ended() == exit_code, daemon.output_lines()
+    [line] = daemon.output_lines()
     assert line.startswith("webhookd: ")
     return line
 
@@ -113,7 +113,7 @@ async def test_port_in_use(make_daemon: MakeDaemon) -> None:
     with socket.create_server(("127.0.0.1", daemon.port)):
         daemon.launch()
         assert await daemon.ended() == 1
-        [line] = daemon.said()
+        [line] = daemon.output_lines()
         assert f"127.0.0.1:{daemon.port}" in line
 
 
@@ -205,7 +205,7 @@ async def test_unknown_service_is_rejected(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon()
     daemon.launch("--services", "api,routng")
     assert await daemon.ended() == 2
-    [line] = daemon.said()
+    [line] = daemon.output_lines()
     assert "--services" in line
     assert "did you mean routing?" in line
 
@@ -253,7 +253,7 @@ async def test_request_longer_than_the_grace_period_keeps_its_lease(
     daemon.sigterm()
     assert await daemon.ended() == 0
     assert await flow.daemon.fetchval(LEASED) == 1
-    assert all(line.startswith("{") for line in daemon.said())
+    assert all(line.startswith("{") for line in daemon.output_lines())
 
     endpoint.answer(200)
     await flow.expire_lease(await flow.daemon.fetchval("select id from webhookd.webhook_delivery_jobs"))
@@ -300,7 +300,7 @@ async def test_shutdown_without_the_database(
     await daemon.until(lambda: daemon.logged("attempt delivered"), "delivered")
     daemon.sigterm()
     assert await daemon.ended() == 0
-    assert all(line.startswith("{") for line in daemon.said())
+    assert all(line.startswith("{") for line in daemon.output_lines())
 
     await flow.expire_lease(await flow.daemon.fetchval("select id from webhookd.webhook_delivery_jobs"))
     await make_daemon().start()

@@ -98,8 +98,8 @@ async def test_every_route_is_documented_with_its_scope(api: Client) -> None:
         assert documented[route]["security"] == security, route
     for path, operations in document["paths"].items():
         [first, *_] = operations.values()
-        refused = await api.ask("DELETE", path_of(path, first))
-        assert refused.told == (405, "method_not_allowed"), path
+        refused = await api.request("DELETE", path_of(path, first))
+        assert refused.problem == (405, "method_not_allowed"), path
         assert {method.upper() for method in operations} == set(refused.headers["Allow"].split(", ")), path
 
 
@@ -134,7 +134,7 @@ async def test_example_job_can_be_enqueued(api: Client) -> None:
     [header] = operation["parameters"]
     assert (header["in"], header["name"]) == ("header", "Idempotency-Key")
     in_header = {name: value for name, value in example.items() if name != "idempotency_key"}
-    again = await api.ask(
+    again = await api.request(
         "POST", "/v1/jobs", json=in_header, headers={"Idempotency-Key": example["idempotency_key"]}
     )
     assert (again.status, again.body["duplicate"]) == (200, True)

@@ -94,7 +94,7 @@ async def test_changed_keys_that_need_a_restart_are_logged_and_not_applied(
     assert await daemon.reload()
     lines = [line["message"] for line in daemon.logged("restart webhookd to apply it")]
     assert {line.split(" ")[0].split(".")[0] for line in lines} == {"database", "services", "api"}
-    assert "hunter2" not in "".join(daemon.said())
+    assert "hunter2" not in "".join(daemon.output_lines())
     assert (await api.event()).status == 202
     await endpoint.received(2)
 

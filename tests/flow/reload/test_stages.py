@@ -170,7 +170,7 @@ async def test_reload_changes_payload_limit_and_secret_overlap(make_api: MakeApi
     api = await make_api(api={"max_payload_bytes": 1024})
     made = await api.subscribe(endpoint)
     rotate = f"/v1/subscriptions/{made['id']}/rotate-secret"
-    assert (await api.event(payload="x" * 2000)).told == (413, "payload_too_large")
+    assert (await api.event(payload="x" * 2000)).problem == (413, "payload_too_large")
     first = await api.post(rotate)
     api.daemon.configure(api={"max_payload_bytes": 4096}, subscriptions={"secret_overlap_seconds": 60})
     assert await api.daemon.reload()
@@ -189,10 +189,10 @@ async def test_reload_changes_log_level_and_format(
 
     async def lines_of(delivery: int) -> list[str]:
         """Return the log lines of a new delivery."""
-        lines = len(daemon.said())
+        lines = len(daemon.output_lines())
         await flow.publish()
         await until(flow.daemon, COMPLETED, delivery)
-        return [line for line in daemon.said()[lines:] if "attempt delivered" in line]
+        return [line for line in daemon.output_lines()[lines:] if "attempt delivered" in line]
 
     assert len(await lines_of(1)) == 1
     await reload_log(daemon, level="info")
