@@ -46,7 +46,9 @@ async def test_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     assert (first.status, first.body["status"], first.body["duplicate"]) == (201, "queued", False)
     again = {name: value for name, value in NEW.items() if name != "idempotency_key"}
     header = {"Idempotency-Key": "picture-7"}
-    second = await api.request("POST", "/v1/jobs", json=again | {"safe_payload": {"width": 200}}, headers=header)
+    second = await api.request(
+        "POST", "/v1/jobs", json=again | {"safe_payload": {"width": 200}}, headers=header
+    )
     assert (second.status, second.body["duplicate"]) == (200, True)
     job_id = first.body["job_id"]
     assert second.body["job_id"] == job_id
