@@ -11,7 +11,7 @@ CLIENT_ADDRESSES = "tests/unit/outbound/test_client_addresses.py"
 URLS = "tests/unit/outbound/test_urls.py::test_a_bad_url_is_refused_with_its_code"
 LITERALS = "tests/unit/outbound/test_urls.py::test_a_literal_address_that_is_not_public_is_refused"
 DIALLED = "tests/unit/outbound/test_client_addresses.py::test_a_blocked_literal_is_never_dialled"
-API_URLS = "tests/flow/test_addresses.py::test_the_api_refuses_every_such_url"
+API_URLS = "tests/flow/test_addresses.py::test_api_rejects_every_bad_url"
 HEADERS = "tests/unit/outbound/test_headers.py::test_bad_headers_are_refused_with_their_code"
 API_SUBSCRIPTIONS = (
     "tests/flow/api/test_subscriptions.py::test_invalid_urls_headers_and_policies_are_rejected"
@@ -98,7 +98,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "A43": (
         CLIENT_ADDRESSES + "::test_a43_own_address_is_blocked_even_in_an_allowed_network",
-        "tests/flow/test_addresses.py::test_the_daemons_own_api_is_not_dialled",
+        "tests/flow/test_addresses.py::test_daemon_does_not_dial_its_own_api",
     ),
     "A44": ("tests/flow/api/test_verification.py::test_verification_respects_blocked_addresses",),
     "A45": (

@@ -191,7 +191,7 @@ async def test_unanswered_dns_lookup_does_not_delay_shutdown(
     assert await asyncio.wait_for(daemon.ended(), CONDITION_TIMEOUT_SECONDS) == 0
 
 
-async def test_the_daemons_own_api_is_not_dialled(flow: Flow, names: Names, make_daemon: MakeDaemon) -> None:
+async def test_daemon_does_not_dial_its_own_api(flow: Flow, names: Names, make_daemon: MakeDaemon) -> None:
     """A43: even in an allowed network, by address and by name."""
     names.answer("hooks.example", "127.0.0.1")
     daemon = await make_daemon(names.environment, delivery=HELD, retry=ONCE).start()
@@ -221,7 +221,7 @@ async def test_proxy_and_netrc_of_the_environment_are_ignored(
     assert names.dials == {("127.0.0.1", endpoint.port)}
 
 
-async def test_the_api_refuses_every_such_url(flow: Flow, make_daemon: MakeDaemon) -> None:
+async def test_api_rejects_every_bad_url(flow: Flow, make_daemon: MakeDaemon) -> None:
     """Part A as text: 422 with the code of the problem, and nothing is stored."""
     daemon = await make_daemon(delivery={"allow_networks": []}).start()
     refused = {url: code for cases in REFUSED.values() for url, code in cases}

@@ -211,7 +211,7 @@ def test_long_path_uses_a_short_socket_folder(make_home: MakeHome) -> None:
 # Several instances and processes.
 
 
-async def test_a_second_instance_joins_and_outlives_the_first(
+async def test_second_instance_joins_and_outlives_the_first(
     make_home: MakeHome, make_instance: MakeInstance, session: aiohttp.ClientSession
 ) -> None:
     """Both share one server, and the last one stops it. An instance that cannot listen leaves it alone."""

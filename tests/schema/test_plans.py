@@ -35,10 +35,7 @@ from tests.support.history import (
 )
 from tests.support.nightly import first_in_gate
 from tests.support.postgres import run_apart
-from webhookd.deliveries import attempts
-from webhookd.deliveries import dead_letters, reads, sagas
-from webhookd.deliveries import ingest
-from webhookd.deliveries import router
+from webhookd.deliveries import attempts, dead_letters, ingest, reads, router, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
@@ -185,7 +182,9 @@ class Rounds:
         leases = await self._watch("claim_jobs", lambda c: claim(c, BATCH))
         assert len(leases) == BATCH
         returned, known, delivered, failed = leases[:20], leases[20:40], leases[40:70], leases[70:]
-        assert len(await self._watch("release_jobs", lambda c: attempts.release(c, returned))) == len(returned)
+        assert len(await self._watch("release_jobs", lambda c: attempts.release(c, returned))) == len(
+            returned
+        )
         loaded = await self._watch("load_deliveries", lambda c: attempts.load(c, leases[20:]))
         assert len(loaded) == len(leases[20:])
         await self._report(known, 200)

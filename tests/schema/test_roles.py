@@ -254,7 +254,7 @@ DETOURS = [
     "set session_replication_role = replica",
 ]
 
-# What one component's function may do, and another's may not: (statement, who may, who may not).
+# Statements that the functions of one component may run: (statement, allowed role, denied role).
 MOVE_SAGAS = "update webhookd.webhook_delivery_sagas set updated_at = now()"
 MAKE_SAGAS = "insert into webhookd.webhook_delivery_sagas (event_id) select 1 where false"
 MAKE_JOBS = "insert into webhookd.webhook_delivery_jobs (saga_id) select 1 where false"

@@ -31,7 +31,7 @@ async def test_wide_fan_out_is_split_into_batches(flow: Flow) -> None:
     for _ in range(3):
         await flow.subscribe("wide")
     await flow.subscribe("narrow")
-    for event_type in ("wide", "wide", "narrow", "nobody", "wide"):
+    for event_type in ("wide", "wide", "narrow", "unmatched", "wide"):
         await flow.publish(event_type)
 
     async def routed(max_sagas: int) -> tuple[int, int]:

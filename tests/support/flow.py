@@ -63,8 +63,8 @@ class Flow:
 
     async def verify(self, subscription_id: int) -> None:
         """Answer the challenge."""
-        begun = await subscriptions.begin_verification(self.daemon, subscription_id)
-        await subscriptions.complete_verification(self.daemon, subscription_id, begun.challenge)
+        verification = await subscriptions.begin_verification(self.daemon, subscription_id)
+        await subscriptions.complete_verification(self.daemon, subscription_id, verification.challenge)
 
     async def publish(
         self, event_type: str = EVENT_TYPE, payload: str = "{}", idempotency_key: str | None = None

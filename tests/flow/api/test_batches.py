@@ -28,14 +28,14 @@ async def test_batch_stores_all_events_or_none(api: Client, flow: Flow) -> None:
     assert ids[0] == ids[1] != ids[2]
 
     new = {"event_type": EVENT_TYPE, "payload": 1}
-    for events, told in (
+    for events, expected in (
         ([new, event | {"payload": 2}], (409, "idempotency_conflict")),
         ([new, new | {"event_type": "a..b"}], (422, "invalid_request")),
         ([new, new | {"event_type": "dot.job.x"}], (422, "invalid_request")),
         ([new, new | {"more": 1}], (422, "unknown_field")),
         ([], (422, "invalid_request")),
     ):
-        assert (await api.post("/v1/events/batch", {"events": events})).problem == told
+        assert (await api.post("/v1/events/batch", {"events": events})).problem == expected
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 2
 
 

@@ -54,9 +54,9 @@ async def test_invalid_bodies_are_rejected(api: Client, flow: Flow) -> None:
         for value in values:
             body = json.dumps({"event_type": "a", "payload": 1, field: value}).encode()
             cases.append((body, (422, "invalid_request")))
-    for sent, told in cases:
+    for sent, expected in cases:
         answer = await api.send(sent)
-        assert answer.problem == told, (sent[:80], answer)
+        assert answer.problem == expected, (sent[:80], answer)
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 0
 
 

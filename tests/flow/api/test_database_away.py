@@ -14,7 +14,7 @@ from tests.support.wire import Wire
 
 CLIENTS = 500
 
-QUESTIONS: list[tuple[str, str, Any]] = [
+REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/events", {"event_type": "a", "payload": 1}),
     ("POST", "/v1/events/batch", {"events": [{"event_type": "a", "payload": 1}]}),
     ("POST", "/v1/subscriptions", {"event_type": "a", "callback_url": "https://receiver.example/"}),
@@ -34,13 +34,13 @@ async def test_requests_get_503_in_time_without_a_database(how: str, make_api: M
     assert (await api.event()).status == 202
     getattr(wire, how)()
 
-    async def told(method: str, path: str, body: Any) -> None:
+    async def gets_503(method: str, path: str, body: Any) -> None:
         answer = await api.request(method, path, **({} if body is None else {"json": body}))
         assert answer.problem == (503, "unavailable"), (method, path)
         assert answer.headers["Retry-After"]
 
     for _ in range(2):
-        await asyncio.gather(*(told(*question) for question in QUESTIONS))
+        await asyncio.gather(*(gets_503(*request) for request in REQUESTS))
     assert (await api.get("/healthz")).status == 200
     if how == "cut":
         await wire.open()

@@ -92,8 +92,8 @@ async def test_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     assert [run["actor"] for run in shown["runs"]] == ["api"] * 4
     assert shown["runs"][1]["detail"]["lease_holder"] == "worker-1"
     await endpoint.received(2)
-    told = json.loads(endpoint.requests[-1].body)
-    assert (told["job_id"], told["result_ref"]) == (job_id, done["result_ref"])
+    message = json.loads(endpoint.requests[-1].body)
+    assert (message["job_id"], message["result_ref"]) == (job_id, done["result_ref"])
     assert endpoint.requests[-1].headers["webhook-correlation-id"] == "trace-7"
 
 
@@ -292,7 +292,7 @@ def waiting(api: Client) -> float:
     return api.daemon.metric("webhookd_job_queue_claims_waiting")
 
 
-async def test_an_event_creates_one_job(flow: Flow, make_daemon: MakeDaemon, make_api: MakeApi) -> None:
+async def test_event_creates_one_job(flow: Flow, make_daemon: MakeDaemon, make_api: MakeApi) -> None:
     """With three instances, each event of a registered type creates exactly one job; other events none."""
     api = await make_api(services={"enabled": ["api", "jobs"]})
     for _ in range(2):

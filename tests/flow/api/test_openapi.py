@@ -150,8 +150,8 @@ async def test_examples_of_jobs_are_realistic(api: Client) -> None:
         return part["content"]["application/json"]["example"]
 
     for path in ("/v1/jobs", "/v1/job-workflows"):
-        told = [example(path, "post", status)["duplicate"] for status in ("201", "200")]
-        assert told == [False, True], path
+        duplicates = [example(path, "post", status)["duplicate"] for status in ("201", "200")]
+        assert duplicates == [False, True], path
     assert example("/readyz", "get", "503") != example("/readyz", "get", "200")
     failure = example("/v1/jobs/{id}/fail", "post")
     assert failure["error_code"] != failure["error_message"]

@@ -198,13 +198,13 @@ async def test_work_runs_a_command_per_job(api: Client, cli: Shell, flow: Flow) 
     requeued = await cli.done("jobs", "requeue", failing)
     assert requeued.out.startswith(f"job {failing}: requeued as job ")
     child = requeued.out.split()[-1]
-    told = (await cli.done("jobs", "show", failing)).rows
-    assert [row[3:] for row in told if row[2:3] == ["failed:"]] == [
+    rows = (await cli.done("jobs", "show", failing)).rows
+    assert [row[3:] for row in rows if row[2:3] == ["failed:"]] == [
         ["EXIT_3", "1", "api"],
         ["EXIT_65", "2", "api"],
     ]
-    assert ["requeued", "as", child] in told
-    assert ["priority", "0"] in told
+    assert ["requeued", "as", child] in rows
+    assert ["priority", "0"] in rows
     assert not any("requeued" in row for row in (await cli.done("jobs", "show", child)).rows)
     # Also on a terminal of 80 columns.
     with cli.on_terminal("jobs", "show", failing) as screen:
@@ -222,10 +222,10 @@ async def test_failure_without_a_message(api: Client, cli: Shell) -> None:
     await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "1")
     job = await enqueue(cli)
     assert (await cli.run(*WORK, "--once", "--", "false")).exit_code == 1
-    told = (await cli.done("jobs", "show", job)).rows
-    assert ["error", "EXIT_1"] in told
-    assert ["attempts", "1", "of", "1"] in told
-    assert not any("expired" in row for row in told)
+    rows = (await cli.done("jobs", "show", job)).rows
+    assert ["error", "EXIT_1"] in rows
+    assert ["attempts", "1", "of", "1"] in rows
+    assert not any("expired" in row for row in rows)
     await api.daemon.until(lambda: api.daemon.metric("webhookd_job_queue_dead_letter_open") == 1, "seen")
     status = (await cli.done("status")).out
     assert "0 in progress, 1 dead letter: webhookd jobs list --status dead_letter" in status
@@ -261,15 +261,15 @@ async def test_another_worker_takes_over_after_sigkill(api: Client, cli: Shell, 
     assert "succeeded" in second.err
     shown = (await api.get(f"/v1/jobs/{job}")).body
     assert (shown["status"], shown["lease_holder"], shown["lease_recoveries"]) == ("succeeded", "second", 1)
-    told = (await cli.done("jobs", "show", job)).rows
-    assert ["expired", "leases", "1", "in", "the", "last", "attempt"] in told
-    assert ["attempts", "1", "of", "5"] in told
+    rows = (await cli.done("jobs", "show", job)).rows
+    assert ["expired", "leases", "1", "in", "the", "last", "attempt"] in rows
+    assert ["attempts", "1", "of", "5"] in rows
     assert await flow.daemon.fetchval(
         "select count(*) = 1 from webhookd.events where event_type = 'dot.job.lease_recovered'"
     )
 
 
-async def test_a_lost_lease_kills_the_command(api: Client, cli: Shell, flow: Flow) -> None:
+async def test_lost_lease_kills_the_command(api: Client, cli: Shell, flow: Flow) -> None:
     """The command and its children are killed at the next renewal; the worker continues with the next job."""
     job = await enqueue(cli)
     with working(cli, "--lease-seconds", "6", "--", "sh", "-c", STAYS_ONCE) as worker:
