@@ -541,8 +541,8 @@ async def world(flow: Flow) -> Flow:
     for event_type in ("first.type", "second.type"):
         await flow.publish(event_type)
         await flow.route()
-        [buried] = await flow.attempt(500)
-        assert buried.dead_letter_id == buried.subscription_id
+        [dead_lettered] = await flow.attempt(500)
+        assert dead_lettered.dead_letter_id == dead_lettered.subscription_id
     await flow.daemon.execute("select webhookd.update_subscription($1, '{active}', false)", HELD)
     await flow.daemon.execute("select webhookd.update_subscription($1, '{max_attempts}')", SUBSCRIPTION)
     await flow.daemon.execute("select webhookd.begin_verification($1)", SUBSCRIPTION)

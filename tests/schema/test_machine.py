@@ -187,15 +187,17 @@ class Delivery(RuleBasedStateMachine):
             subscription = self.world.subscriptions[started.subscription_id]
             room = max(0, min(quota, window - self.world.active_jobs(subscription)))
             jobs_made = [job for job in made if job.saga.subscription is subscription]
-            buried = [self.world.sagas[dead.saga_id] for dead in started.dead_lettered]
+            dead_lettered = [self.world.sagas[dead.saga_id] for dead in started.dead_lettered]
             taken = min(room, len(due[subscription.id])) if subscription.deliverable else 0
-            assert len(jobs_made) + len(buried) == taken
+            assert len(jobs_made) + len(dead_lettered) == taken
             assert started.started == len(jobs_made)
             assert all(
                 job.saga in due[subscription.id] and not self.world.exhausted(job.saga, limit)
                 for job in jobs_made
             )
-            assert all(saga in due[subscription.id] and self.world.exhausted(saga, limit) for saga in buried)
+            assert all(
+                saga in due[subscription.id] and self.world.exhausted(saga, limit) for saga in dead_lettered
+            )
             for job in jobs_made:
                 job.saga.move(SagaStatus.IN_PROGRESS)
                 self.world.jobs[job.id] = job

@@ -82,8 +82,8 @@ async def test_subscription_policy_overrides_the_configuration(flow: Flow) -> No
     applied_at = await flow.daemon.fetchval("select result_applied_at from webhookd.webhook_delivery_jobs")
     assert retried.next_attempt_at - applied_at == timedelta(seconds=7)
     await flow.superuser.execute("update webhookd.webhook_delivery_sagas set next_attempt_at = now()")
-    [buried] = await flow.attempt(500)
-    assert (buried.status, buried.attempt_count) == (SagaStatus.DEAD_LETTERED, 2)
+    [dead_lettered] = await flow.attempt(500)
+    assert (dead_lettered.status, dead_lettered.attempt_count) == (SagaStatus.DEAD_LETTERED, 2)
 
 
 async def test_attempts_of_a_saga_have_distinct_due_times(flow: Flow) -> None:
@@ -119,8 +119,10 @@ async def test_lowered_limit_dead_letters_exhausted_sagas(flow: Flow) -> None:
     swept: list[sagas.Transition] = []
     last_saga_id: int | None = 0
     while last_saga_id is not None:
-        last_saga_id, buried = await sagas.dead_letter_exhausted(flow.daemon, last_saga_id, 1, max_attempts=1)
-        swept += buried
+        last_saga_id, dead_lettered = await sagas.dead_letter_exhausted(
+            flow.daemon, last_saga_id, 1, max_attempts=1
+        )
+        swept += dead_lettered
     assert {transition.saga_id for transition in swept} >= {first, second}
     assert {transition.error_code for transition in swept} == {"HTTP_500"}
     assert await flow.daemon.fetchval(due_times) == before

@@ -203,7 +203,7 @@ class Rounds:
         """Return the id of a new dead letter."""
         leases = await claim(self.daemon, 20)
         await self._report(leases, 500)
-        buried = await self._watch("apply_results, dead letters", lambda _: self._apply(BURY))
+        dead_lettered = await self._watch("apply_results, dead letters", lambda _: self._apply(BURY))
         swept = await self._watch(
             "dead_letter_exhausted", lambda c: sagas.dead_letter_exhausted(c, 0, BATCH, max_attempts=1)
         )
@@ -211,7 +211,7 @@ class Rounds:
         await self._watch(
             "dead_letter_exhausted, none", lambda c: sagas.dead_letter_exhausted(c, 0, BATCH, max_attempts=5)
         )
-        dead_letter_id = buried[0].dead_letter_id
+        dead_letter_id = dead_lettered[0].dead_letter_id
         assert dead_letter_id is not None
         return dead_letter_id
 

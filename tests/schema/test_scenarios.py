@@ -45,10 +45,13 @@ async def test_failures_are_retried_until_the_dead_letter(flow: Flow) -> None:
     for attempt in range(1, POLICY.max_attempts):
         [retried] = await flow.attempt(503)
         assert (retried.status, retried.attempt_count) == (SagaStatus.PENDING_RETRY, attempt)
-    [buried] = await flow.attempt(503)
-    assert (buried.status, buried.attempt_count) == (SagaStatus.DEAD_LETTERED, POLICY.max_attempts)
+    [dead_lettered] = await flow.attempt(503)
+    assert (dead_lettered.status, dead_lettered.attempt_count) == (
+        SagaStatus.DEAD_LETTERED,
+        POLICY.max_attempts,
+    )
     letter = await flow.daemon.fetchrow(
-        "select * from webhookd.dead_letters where id = $1", buried.dead_letter_id
+        "select * from webhookd.dead_letters where id = $1", dead_lettered.dead_letter_id
     )
     assert letter is not None
     assert letter["payload_snapshot"] == '{"amount": 1.10}'

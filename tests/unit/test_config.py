@@ -367,5 +367,5 @@ def test_default_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_f3_number_out_of_range_is_rejected(tmp_path: Path, key: str, value: str) -> None:
     """The message names the key and the allowed range."""
     section, name = key.split(".")
-    said = refusal(write(tmp_path / "webhookd.toml", f"[{section}]\n{name} = {value}\n"))
-    assert key in said
+    message = refusal(write(tmp_path / "webhookd.toml", f"[{section}]\n{name} = {value}\n"))
+    assert key in message

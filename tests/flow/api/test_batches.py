@@ -81,8 +81,8 @@ async def test_concurrent_events_share_commits(api: Client, flow: Flow) -> None:
 async def test_conflict_affects_no_other_event_of_the_group(api: Client, flow: Flow) -> None:
     """If the database refuses a group, each of its events gets its own response."""
     await api.event(idempotency_key="taken", payload=1)
-    asked = [api.event(idempotency_key="taken", payload=2), *(api.event(payload=n) for n in range(50))]
-    answers = await asyncio.gather(*asked)
+    requests = [api.event(idempotency_key="taken", payload=2), *(api.event(payload=n) for n in range(50))]
+    answers = await asyncio.gather(*requests)
     assert answers[0].problem == (409, "idempotency_conflict")
     assert {answer.status for answer in answers[1:]} == {202}
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 51

@@ -190,8 +190,8 @@ async def test_daemon_matches_the_document(
     assert (await api.as_token("all").patch("/v1/job-substrate", {"enabled": True})).status == 200
     closed = closed_to_other_fields(await document_of(api))
     (tmp_path / "openapi.json").write_text(json.dumps(closed))
-    exit_code, said = await schemathesis_run(tmp_path, daemon.port)
-    assert exit_code == 0, said
+    exit_code, output = await schemathesis_run(tmp_path, daemon.port)
+    assert exit_code == 0, output
     assert not daemon.faults()
     assert {host for host, _ in names.dials if not ip_address(host).is_loopback} == set()
     assert names.dials, "no subscription was verified"
@@ -228,8 +228,8 @@ async def schemathesis_run(folder: Path, port: int) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_SECONDS)
+        output, _ = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_SECONDS)
     finally:
         if process.returncode is None:
             process.kill()
-    return process.returncode or 0, said.decode()
+    return process.returncode or 0, output.decode()

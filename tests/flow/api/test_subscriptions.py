@@ -20,7 +20,7 @@ from tests.support.waiting import until
 
 async def test_subscription_is_created_and_shown(api: Client, endpoint: Endpoint) -> None:
     """201 with the secret, once; the URL in its stored form; secret and headers are never shown again."""
-    asked = {
+    fields = {
         "event_type": EVENT_TYPE,
         "callback_url": f"HTTPS://LOCALHOST:{endpoint.port}/a?b=1",
         "max_attempts": 3,
@@ -28,7 +28,7 @@ async def test_subscription_is_created_and_shown(api: Client, endpoint: Endpoint
         "headers": {"X-Key": "hidden"},
         "description": "of a test",
     }
-    created = await api.post("/v1/subscriptions", asked)
+    created = await api.post("/v1/subscriptions", fields)
     assert created.status == 201
     assert created.body["secret"].startswith("whsec_")
     assert (created.body["active"], created.body["verified"]) == (True, False)
@@ -41,7 +41,7 @@ async def test_subscription_is_created_and_shown(api: Client, endpoint: Endpoint
     assert read.body["health"]["consecutive_failures"] == 0
     assert is_time(read.body["created_at"])
     for name in ("max_attempts", "base_delay_seconds", "description"):
-        assert read.body[name] == asked[name]
+        assert read.body[name] == fields[name]
 
 
 async def test_subscriptions_are_listed_by_filter(api: Client, endpoint: Endpoint) -> None:
