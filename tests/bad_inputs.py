@@ -11,7 +11,7 @@ CLIENT_ADDRESSES = "tests/unit/outbound/test_client_addresses.py"
 URLS = "tests/unit/outbound/test_urls.py::test_a_bad_url_is_refused_with_its_code"
 LITERALS = "tests/unit/outbound/test_urls.py::test_a_literal_address_that_is_not_public_is_refused"
 DIALLED = "tests/unit/outbound/test_client_addresses.py::test_a_blocked_literal_is_never_dialled"
-API_URLS = "tests/flow/test_addresses.py::test_the_api_refuses_every_such_url"
+API_URLS = "tests/flow/test_addresses.py::test_api_rejects_every_bad_url"
 HEADERS = "tests/unit/outbound/test_headers.py::test_bad_headers_are_refused_with_their_code"
 API_SUBSCRIPTIONS = (
     "tests/flow/api/test_subscriptions.py::test_invalid_urls_headers_and_policies_are_rejected"
@@ -25,8 +25,8 @@ TOKENS = "tests/flow/api/test_tokens.py::test_invalid_tokens_get_401"
 PARAMETERS = "tests/flow/api/test_protocol.py::test_invalid_ids_and_parameters"
 CLI_MISTAKE = "tests/flow/cli/test_usage.py::test_usage_error_is_one_line"
 AWAY = "tests/flow/api/test_database_away.py::test_requests_get_503_in_time_without_a_database"
-BAD_FILE = "tests/flow/reload/test_bad_files.py::test_a_bad_file_changes_nothing"
-BAD_SETTING = "tests/flow/test_start.py::test_a_bad_configuration"
+BAD_FILE = "tests/flow/reload/test_bad_files.py::test_invalid_file_changes_nothing"
+BAD_SETTING = "tests/flow/test_start.py::test_invalid_configuration"
 NO_TENANTS = (
     "Differs: there are no tenants; a token has scopes, and the scope read allows reading everything."
 )
@@ -98,7 +98,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "A43": (
         CLIENT_ADDRESSES + "::test_a43_own_address_is_blocked_even_in_an_allowed_network",
-        "tests/flow/test_addresses.py::test_the_daemons_own_api_is_not_dialled",
+        "tests/flow/test_addresses.py::test_daemon_does_not_dial_its_own_api",
     ),
     "A44": ("tests/flow/api/test_verification.py::test_verification_respects_blocked_addresses",),
     "A45": (
@@ -127,7 +127,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "B24": ("tests/schema/test_publish.py::test_twenty_callers_at_once_make_one_event",),
     "B25": (
         AWAY,
-        "tests/flow/test_database_faults.py::test_a_killed_server_loses_nothing_that_was_acknowledged",
+        "tests/flow/test_database_faults.py::test_killed_database_server_loses_no_accepted_event",
     ),
     "B26": (
         NO_EVENT,
@@ -222,7 +222,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "F12": ("Differs: the unit sets the environment; a user who can set PYTHONPATH could replace webhookd.",),
     "F13": ("tests/unit/test_dsn.py::test_unencrypted_hosts",),
     "F15": (
-        "tests/flow/reload/test_keys.py::test_a_key_of_the_start_is_named_and_left_alone",
+        "tests/flow/reload/test_keys.py::test_changed_keys_that_need_a_restart_are_logged_and_not_applied",
         "Differs: database.dsn needs a restart, and a reload reports that.",
     ),
     "F16": (
@@ -243,8 +243,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "tests/schema/test_migrate_command.py::test_closed_port_is_unavailable",
         "tests/schema/test_migrate_command.py::test_wrong_password_is_unavailable",
         "tests/schema/test_migrate_command.py::test_login_without_privileges_is_refused",
-        "tests/flow/test_start.py::test_an_empty_database_is_refused",
-        "tests/flow/test_start.py::test_a_newer_schema_is_refused",
+        "tests/flow/test_start.py::test_empty_database_is_rejected",
+        "tests/flow/test_start.py::test_newer_schema_is_rejected",
         "tests/flow/test_check.py::test_login_without_privileges",
         "tests/flow/cli/test_status.py::test_missing_daemon_is_reported_in_one_line",
     ),

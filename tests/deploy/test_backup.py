@@ -10,7 +10,7 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import Flow
 from tests.support.installations import local_installations
-from tests.support.tools import content
+from tests.support.tools import run_program
 from webhookd.core.errors import Refusal
 from webhookd.db import migrations
 from webhookd.embedded.installation import Installation, wheel_installations
@@ -41,7 +41,7 @@ async def test_restored_dump_continues(
         ("pg_dump", "--format=custom", f"--file={dump}", database.dsn("superuser")),
         ("pg_restore", "--exit-on-error", f"--dbname={empty_database.dsn('superuser')}", dump),
     ):
-        await asyncio.to_thread(content, programs.program(name), *arguments)
+        await asyncio.to_thread(run_program, programs.program(name), *arguments)
 
     assert not await migrations.check(empty_database.dsn("daemon"))
     restored = await Flow.open(empty_database)

@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from tests.support.database import Database
-from tests.support.tools import content
+from tests.support.tools import run_program
 from webhookd.core.settings import Settings
 from webhookd.embedded.installation import wheel_installations
 
@@ -115,12 +115,12 @@ async def test_compose_creates_working_login(database: Database) -> None:
     try:
         for _ in range(2):
             await asyncio.to_thread(
-                content,
+                run_program,
                 psql,
                 "--no-psqlrc",
                 "--set=ON_ERROR_STOP=1",
                 database.dsn("superuser"),
-                said=script[1].replace("webhookd_daemon", name),
+                stdin=script[1].replace("webhookd_daemon", name),
                 DAEMON_PASSWORD="it's",
             )
         parts = urlsplit(database.dsn("daemon"))

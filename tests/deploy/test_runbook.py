@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import pages, runbook
 from tests.support.database import Database
-from tests.support.tools import content
+from tests.support.tools import run_program
 from webhookd.cli.main import commands
 
 # Messages of PostgreSQL, not of webhookd, that the runbook searches for in the log.
@@ -45,8 +45,8 @@ def test_promtool_accepts_alerts() -> None:
     assert all({"alert", "expr", "labels", "annotations"} <= set(rule) for rule in runbook.alerts())
     if shutil.which("promtool"):
         tests = Path(__file__).with_name("alerts_test.yml")
-        content("promtool", "check", "rules", str(runbook.ALERTS))
-        content("promtool", "test", "rules", str(tests))
+        run_program("promtool", "check", "rules", str(runbook.ALERTS))
+        run_program("promtool", "test", "rules", str(tests))
 
 
 @pytest.mark.parametrize("words", list(runbook.webhookd_commands()), ids=" ".join)

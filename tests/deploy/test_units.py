@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tools import content
+from tests.support.tools import run_program
 from webhookd.core.errors import CannotListen, ConfigurationError, DatabaseUnavailable, SchemaProblem
 from webhookd.core.settings import Settings
 
@@ -59,7 +59,7 @@ def directives(unit: str) -> dict[str, list[str]]:
 
 def analyze(*arguments: str) -> str:
     """Run systemd-analyze, which must succeed, and return its output."""
-    return content("systemd-analyze", *arguments, SYSTEMD_COLORS="0", LC_ALL="C.UTF-8")
+    return run_program("systemd-analyze", *arguments, SYSTEMD_COLORS="0", LC_ALL="C.UTF-8")
 
 
 @pytest.mark.parametrize("unit", UNITS)

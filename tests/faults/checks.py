@@ -123,8 +123,8 @@ def counted(bed: Bed) -> dict[str, int]:
     return {
         "connections_broken": sum(wire.broken for wire in wires),
         "acknowledgements_lost": sum(wire.answers_lost for wire in wires),
-        "turned_away": sum(bed.publisher.turned_away.values()),
-        "known_already": bed.publisher.known_already,
+        "turned_away": sum(bed.publisher.rejections.values()),
+        "known_already": bed.publisher.duplicates,
         "looks_unready": sum(seen.unready for seen in bed.watch.seen.values()),
         "services_restarted": int(restarts),
         "reports_stale": int(stale),

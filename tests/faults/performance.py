@@ -118,11 +118,11 @@ async def do(bed: Bed, action: Action) -> None:
 
 def fill_in(result: Result, bed: Bed) -> None:
     """What is known, be it that the run ended early."""
-    result.events = len(bed.publisher.told)
+    result.events = len(bed.publisher.accepted_events)
     effects = dict(bed.effects)
     result.faults = effects.pop("faults", 0)
     result.effects = {name: count for name, count in effects.items() if count}
-    result.turned_away = dict(bed.publisher.turned_away)
+    result.turned_away = dict(bed.publisher.rejections)
     result.recoveries = bed.recoveries
     result.idle_share = max(bed.idle_shares, default=None)
     with contextlib.suppress(ValueError):

@@ -85,7 +85,7 @@ async def all_ready(bed: Bed) -> None:
 async def database_is_used(bed: Bed) -> None:
     """The database is back, as of now: the time until events are taken, delivered, and all are ready."""
     began = time.monotonic()
-    await until_true(lambda: bed.publisher.told_at > began)
+    await until_true(lambda: bed.publisher.last_accepted_at > began)
     bed.recovered("the database's return: first event accepted", began, RETURN_SECONDS)
     receipts = len(bed.receiver.receipts)
     await until_true(lambda: len(bed.receiver.receipts) > receipts)
@@ -107,7 +107,7 @@ async def idle(bed: Bed, *, seconds: float) -> None:
     shares = [
         (processor_seconds(process) - used) / elapsed for process, used in zip(processes, before, strict=True)
     ]
-    bed.publisher.go_on()
+    bed.publisher.resume()
     bed.idle_shares += shares
     bed.problems += [
         f"{share:.1%} of a processor without a database" for share in shares if share >= MAX_IDLE_SHARE

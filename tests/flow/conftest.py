@@ -1,4 +1,4 @@
-"""Fixtures of the daemon's tests: an endpoint whose certificate the daemon trusts, instances, clients."""
+"""Fixtures of the daemon tests: a trusted endpoint, daemon instances, API clients."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,14 +23,14 @@ MakeApi = Callable[..., Awaitable[Client]]
 
 # A lease is at least five seconds longer than the timeout.
 SHORT = {"timeout_seconds": 1.0, "lease_seconds": 7.0}
-# Longer than any test: what is held open is still open when the test looks.
+# Longer than any test: a held request does not time out during a test.
 HELD = {"timeout_seconds": 600.0, "lease_seconds": 605.0}
 PATIENT = {"max_attempts": 1000}
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Give a local authority and its certificates."""
+    """Return a local certificate authority and its certificates."""
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
@@ -42,14 +42,14 @@ async def database(fresh_database: Database) -> Database:
 
 @pytest.fixture
 def endpoint(certificates: Certificates) -> Iterator[Endpoint]:
-    """Give a customer's endpoint, which answers 200."""
+    """Return a webhook endpoint that answers 200."""
     with Endpoint(certificates.good) as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 async def receiver(flow: Flow, endpoint: Endpoint) -> Receiver:
-    """Give a subscription in a database whose changes are audited."""
+    """Return a receiver with a subscription, in a database that audits saga changes."""
     await flow.superuser.execute(AUDIT)
     receiver = Receiver(endpoint)
     await receiver.subscribe(flow)
@@ -58,7 +58,7 @@ async def receiver(flow: Flow, endpoint: Endpoint) -> Receiver:
 
 @pytest.fixture
 def make_daemon(database: Database, certificates: Certificates, tmp_path: Path) -> Iterator[MakeDaemon]:
-    """Give a way to make instances that are quick to look and to retry; the end of the test stops them."""
+    """Return a function that makes instances with short poll and retry intervals, stopped after the test."""
     made: list[DaemonProcess] = []
 
     def make(environment: Mapping[str, str] | None = None, **sections: dict[str, Any]) -> DaemonProcess:
@@ -85,7 +85,7 @@ def make_daemon(database: Database, certificates: Certificates, tmp_path: Path) 
 
 @pytest.fixture
 def names(tmp_path: Path) -> Names:
-    """Give names that exist for daemons made with their environment."""
+    """Return a DNS table for daemons that are started with its environment."""
     folder = tmp_path / "names"
     folder.mkdir()
     return Names(folder)
@@ -93,7 +93,7 @@ def names(tmp_path: Path) -> Names:
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """Give connections to ask over."""
+    """Return an HTTP session for API clients."""
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(CONDITION_TIMEOUT_SECONDS)
     ) as session:
@@ -102,7 +102,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture
 def make_api(make_daemon: MakeDaemon, session: aiohttp.ClientSession) -> MakeApi:
-    """Give a way to start an instance and to ask it."""
+    """Return a function that starts an instance and returns a client of its API."""
 
     async def make(**sections: dict[str, Any]) -> Client:
         return Client(session, await make_daemon(**sections).start())

@@ -63,7 +63,7 @@ async def test_without_allowed_networks_nothing_private_is_dialled(
     assert await deliver_to(flow, hosts, endpoint.port) == dict.fromkeys(hosts, "ADDRESS_BLOCKED")
     assert names.dials == set()
     assert endpoint.connections == []
-    assert set(names.asked) == set(named)
+    assert set(names.lookups) == set(named)
     assert daemon.metric("webhookd_service_restarts_total") == 0
 
 
@@ -171,7 +171,7 @@ async def test_unanswered_dns_lookups_do_not_delay_other_names(
     good = await flow.subscribe("good", endpoint.url("/good", "hooks.example"))
     daemon = await make_daemon(names.environment, delivery=HELD, retry=PATIENT).start()
     await flow.publish("silent")
-    await daemon.until(lambda: sorted(names.asked) == sorted(silent), "looking up")
+    await daemon.until(lambda: sorted(names.lookups) == sorted(silent), "looking up")
     await flow.publish("good")
     await until(flow.daemon, ATTEMPT_ENDED, good)
     assert [attempt["error_code"] for attempt in await flow.attempts(good)] == [None]
@@ -185,13 +185,13 @@ async def test_unanswered_dns_lookup_does_not_delay_shutdown(
     await flow.subscribe(callback_url=endpoint.url("/hook", "silent.hooks.example"))
     daemon = await make_daemon(names.environment, delivery=SHORT).start()
     await flow.publish()
-    await daemon.until(lambda: names.asked == ["silent.hooks.example"], "looking up")
+    await daemon.until(lambda: names.lookups == ["silent.hooks.example"], "looking up")
     daemon.sigterm()
     await daemon.until(lambda: daemon.logged("stopped"), "ended")
     assert await asyncio.wait_for(daemon.ended(), CONDITION_TIMEOUT_SECONDS) == 0
 
 
-async def test_the_daemons_own_api_is_not_dialled(flow: Flow, names: Names, make_daemon: MakeDaemon) -> None:
+async def test_daemon_does_not_dial_its_own_api(flow: Flow, names: Names, make_daemon: MakeDaemon) -> None:
     """A43: even in an allowed network, by address and by name."""
     names.answer("hooks.example", "127.0.0.1")
     daemon = await make_daemon(names.environment, delivery=HELD, retry=ONCE).start()
@@ -221,7 +221,7 @@ async def test_proxy_and_netrc_of_the_environment_are_ignored(
     assert names.dials == {("127.0.0.1", endpoint.port)}
 
 
-async def test_the_api_refuses_every_such_url(flow: Flow, make_daemon: MakeDaemon) -> None:
+async def test_api_rejects_every_bad_url(flow: Flow, make_daemon: MakeDaemon) -> None:
     """Part A as text: 422 with the code of the problem, and nothing is stored."""
     daemon = await make_daemon(delivery={"allow_networks": []}).start()
     refused = {url: code for cases in REFUSED.values() for url, code in cases}

@@ -44,9 +44,9 @@ async def test_json_output(command: Command, database: Database) -> None:
     """--json prints one document with the same findings."""
     ended = await command.run("check", "--json", dsn=database.dsn("daemon"))
     [line] = ended.out
-    told = json.loads(line)
-    assert told["good"] is True
-    assert {finding["subject"] for finding in told["findings"]} == {
+    document = json.loads(line)
+    assert document["good"] is True
+    assert {finding["subject"] for finding in document["findings"]} == {
         *("configuration", "database", "schema", "login")
     }
 
@@ -68,8 +68,8 @@ async def test_login_without_privileges(command: Command, database: Database) ->
     """A login that may only read: exit 1, with the role to grant."""
     ended = await command.run("check", dsn=database.dsn("reader"))
     assert ended.code == 1
-    told = "".join(ended.out + ended.err)
-    assert "webhookd_app" in told
+    output = "".join(ended.out + ended.err)
+    assert "webhookd_app" in output
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -81,9 +81,9 @@ async def test_unreachable_database(command: Command, as_json: bool) -> None:
     assert len(ended.err) == 1
     assert "hunter2" not in "".join(ended.out + ended.err)
     if as_json:
-        told = json.loads(ended.out[0])
-        assert told["good"] is False
-        assert told["findings"][-1]["state"] == "failed"
+        document = json.loads(ended.out[0])
+        assert document["good"] is False
+        assert document["findings"][-1]["state"] == "failed"
     else:
         assert ended.out[0].startswith("✓ configuration")
 
@@ -103,8 +103,8 @@ async def test_invalid_configuration(command: Command) -> None:
     line = await command.refused(78, "check", dsn=open_dsn)
     assert "sslmode=disable for db.invalid" in line
     assert "hunter2" not in line
-    meant = await command.run("check", dsn=open_dsn, WEBHOOKD_DATABASE_ALLOW_UNENCRYPTED="true")
-    assert meant.code == 69  # the host does not exist
+    allowed = await command.run("check", dsn=open_dsn, WEBHOOKD_DATABASE_ALLOW_UNENCRYPTED="true")
+    assert allowed.code == 69  # the host does not exist
 
 
 async def test_check_creates_no_embedded_database(command: Command) -> None:
@@ -141,4 +141,4 @@ async def test_check_and_serve_print_the_same_warnings(
     daemon.config_path.chmod(0o600)
     again = await command.run("--config", str(daemon.config_path), "check")
     assert "all users can read it" not in "".join(again.out)
-    assert password_of(database.dsn("daemon")) not in "".join(ended.out + daemon.said())
+    assert password_of(database.dsn("daemon")) not in "".join(ended.out + daemon.output_lines())

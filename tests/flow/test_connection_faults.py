@@ -1,6 +1,6 @@
-"""Instances killed and connections cut, one at a time or all in turn, while the server and others live on.
+"""Instances are killed and connections are cut while PostgreSQL and the other instances keep running.
 
-How long healing took is logged (--log-cli-level=info), and not judged.
+Recovery times are logged (--log-cli-level=info) but not asserted.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from webhookd.wakeups import FOLLOW_UP_SECONDS
 log = logging.getLogger(__name__)
 
 SHORT = {"timeout_seconds": 2.0, "lease_seconds": 7.0}
-# What is held does not time out; and a lease that was given while its process died is over in a while.
+# Held requests do not time out; a lease granted while its process was dying still expires soon enough.
 LONG = {"timeout_seconds": 60.0, "lease_seconds": 65.0, "subscription_concurrency": 16}
 EXPIRE_LEASES_OF_PROCESS = """
     update webhookd.webhook_delivery_jobs set lease_until = now() - interval '1 s'
@@ -35,14 +35,14 @@ RESETS = "select sum(lease_resets) from webhookd.webhook_delivery_jobs"
 BACKENDS = (
     "select pid from pg_stat_activity where datname = current_database() and application_name = 'webhookd'"
 )
-# The heartbeat is the listener's last statement from its first beat on.
+# After its first heartbeat, the listener's last statement is always a heartbeat.
 LISTENERS = f"{BACKENDS} and query like '%pg_listening_channels%'"
 
 
-async def test_killed_instances_are_stood_in_for(
+async def test_remaining_instances_deliver_for_killed_instances(
     flow: Flow, receiver: Receiver, make_daemon: MakeDaemon
 ) -> None:
-    """Kill -9 with requests in flight, then at any moment, then so again: all delivered, by who is left."""
+    """Kill -9 with and without requests in flight: no event is lost."""
     instances = [await make_daemon(delivery=LONG, retry=PATIENT).start() for _ in range(3)]
     publisher = Publisher(instances)
 
@@ -50,8 +50,8 @@ async def test_killed_instances_are_stood_in_for(
         doomed.kill()
         await flow.superuser.execute(EXPIRE_LEASES_OF_PROCESS, str(doomed.process.pid))
 
-    async def held_by(doomed: DaemonProcess) -> set[str]:
-        """The events that it has sent, and to which it has no answer."""
+    async def unanswered_events(doomed: DaemonProcess) -> set[str]:
+        """Return the events that it has sent and whose response it has not received."""
         leased = await flow.superuser.fetch(EVENTS_OF_PROCESS, str(doomed.process.pid))
         unanswered = {
             receipt.request.headers["webhook-id"]
@@ -60,11 +60,11 @@ async def test_killed_instances_are_stood_in_for(
         }
         return unanswered & {event for [event] in leased}
 
-    async def kill_amid_requests() -> tuple[float, set[str]]:
+    async def kill_during_requests() -> tuple[float, set[str]]:
         receiver.hold()
         doomed = publisher.daemons[0]
         async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-            while len(held := await held_by(doomed)) < 5:  # noqa: ASYNC110  nobody tells
+            while len(held := await unanswered_events(doomed)) < 5:  # noqa: ASYNC110  there is no signal to wait for
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)
         await kill(doomed)
         killed_at = time.time()
@@ -74,29 +74,31 @@ async def test_killed_instances_are_stood_in_for(
 
     async with publisher.publishing():
         await receiver.received(50)
-        killed_at, lost = await kill_amid_requests()
+        killed_at, lost = await kill_during_requests()
         for _ in range(3):
             successor = await make_daemon(delivery=LONG, retry=PATIENT).start()
             await publisher.accepted(20)
             await receiver.received(20)
             publisher.daemons.append(successor)
             await kill(publisher.daemons.pop(0))
-        # Only those that live on can take back these, and so the metrics of the living have to tell of them.
-        await kill_amid_requests()
+        # Only the remaining instances can reset these leases, so their metrics must count the resets.
+        await kill_during_requests()
     assert await broken_promises(flow.superuser, publisher, receiver) == []
     resets = await flow.superuser.fetchval(RESETS)
     assert resets >= 10
     assert sum(daemon.metric("webhookd_lease_resets_total") for daemon in publisher.daemons) >= 5
-    twice = second_receipts(receiver)
-    assert lost <= twice.keys()
-    healed = [twice[event] - killed_at for event in lost]
+    repeated = second_receipts(receiver)
+    assert lost <= repeated.keys()
+    recovery = [repeated[event] - killed_at for event in lost]
     assert all(instance.faults() == [] for instance in instances)
-    log.info("%d events, %d leases reset, %d came twice", len(publisher.told), resets, len(twice))
-    log.info("%d lost with a lease, healed %.2f to %.2f s after", len(lost), min(healed), max(healed))
+    log.info(
+        "%d events, %d leases reset, %d sent twice", len(publisher.accepted_events), resets, len(repeated)
+    )
+    log.info("%d leases lost, recovered after %.2f to %.2f s", len(lost), min(recovery), max(recovery))
 
 
 def second_receipts(receiver: Receiver) -> dict[str, float]:
-    """For each event that came again: when."""
+    """Return the time of the second request of each event that was sent again."""
     seen: Counter[str] = Counter()
     again = {}
     for receipt in receiver.receipts:
@@ -107,10 +109,10 @@ def second_receipts(receiver: Receiver) -> dict[str, float]:
     return again
 
 
-async def test_reports_may_fail_for_longer_than_their_leases(
+async def test_delivery_continues_after_reports_failed_past_their_leases(
     flow: Flow, receiver: Receiver, make_daemon: MakeDaemon
 ) -> None:
-    """A job comes back to the worker that still has its first result to report: that stops nothing."""
+    """A worker may claim an attempt again while it still has to report the first result of that attempt."""
     daemon = await make_daemon(delivery=SHORT, retry=PATIENT).start()
     publisher = Publisher([daemon])
     reporting = "execute on function webhookd.report_results"
@@ -120,24 +122,26 @@ async def test_reports_may_fail_for_longer_than_their_leases(
         await until_true(lambda: len(second_receipts(receiver)) >= 20)
         await flow.superuser.execute(f"grant {reporting} to webhookd_app")
     assert await broken_promises(flow.superuser, publisher, receiver) == []
-    assert daemon.metric("webhookd_delivery_reports_total", verdict="accepted") >= len(publisher.told)
+    assert daemon.metric("webhookd_delivery_reports_total", verdict="accepted") >= len(
+        publisher.accepted_events
+    )
     assert daemon.metric("webhookd_lease_resets_total", status="Pending") >= 20
 
 
-async def test_a_listener_cut_off_listens_again(
+async def test_listener_reconnects_after_its_connection_is_cut(
     flow: Flow, database: Database, receiver: Receiver, make_daemon: MakeDaemon
 ) -> None:
-    """Without polling: what was published to deaf ears is found, and the next publication is heard."""
+    """Without polling, events published while no listener was connected are found after it reconnects."""
     daemon = await make_daemon(services={"poll_interval_seconds": 600}).start()
     publisher = Publisher([])
 
     async def publish() -> None:
-        # Of its own session each: one that rang a moment ago does not ring again.
+        # A new session for each event: publish() sends at most one NOTIFY per session every 50 ms.
         application = await database.connect("application")
-        key, payload = f"order-{len(publisher.told)}", "{ }"
+        key, payload = f"order-{len(publisher.accepted_events)}", "{ }"
         statement = "select webhookd.publish($1, $2, $3)"
         event_id = await application.fetchval(statement, EVENT_TYPE, payload, key)
-        publisher.told[key] = (event_id, payload)
+        publisher.accepted_events[key] = (event_id, payload)
 
     async def delivered() -> None:
         await until(flow.superuser, ALL_DELIVERED)
@@ -148,19 +152,22 @@ async def test_a_listener_cut_off_listens_again(
     for _ in range(2):
         await until(flow.superuser, f"select exists ({LISTENERS} and pid <> $1)", listener)
         listener = await flow.superuser.fetchval(LISTENERS)
-        await publish()  # heard: nobody looks by himself any more
+        await publish()  # found by NOTIFY, because no stage polls
         await delivered()
-        await asyncio.sleep(2 * FOLLOW_UP_SECONDS)  # or the echo of this would find the next
+        # Otherwise the follow-up checks of this NOTIFY would find the next event.
+        await asyncio.sleep(2 * FOLLOW_UP_SECONDS)
         await flow.superuser.execute("select pg_terminate_backend($1, 5000)", listener)
-        await publish()  # to deaf ears
+        await publish()  # no listener is connected
         await delivered()
     assert await broken_promises(flow.superuser, publisher, receiver) == []
     assert daemon.metric("webhookd_service_restarts_total") >= 2
     assert daemon.faults() == []
 
 
-async def test_cut_connections_are_replaced(flow: Flow, receiver: Receiver, make_daemon: MakeDaemon) -> None:
-    """Every backend of the instance ended, in turn, round after round: the others go on, nothing is lost."""
+async def test_terminated_connections_are_replaced(
+    flow: Flow, receiver: Receiver, make_daemon: MakeDaemon
+) -> None:
+    """Every connection of the instance is terminated in turn, in four rounds: no event is lost."""
     daemon = await make_daemon(delivery=SHORT, retry=PATIENT).start()
     publisher, health = Publisher([daemon]), HealthWatch(daemon)
     cut = 0
@@ -178,4 +185,4 @@ async def test_cut_connections_are_replaced(flow: Flow, receiver: Receiver, make
     assert daemon.faults() == []
     resets = await flow.superuser.fetchval(RESETS)
     log.info("%d connections cut, %d restarts, %d leases reset", cut, restarts, resets)
-    log.info("%d events, turned away %s", len(publisher.told), dict(publisher.turned_away))
+    log.info("%d events, rejections %s", len(publisher.accepted_events), dict(publisher.rejections))

@@ -1,6 +1,6 @@
-"""PostgreSQL killed, stalled and away, under a daemon that takes events and delivers them.
+"""PostgreSQL is killed, stalled or unavailable while a daemon accepts and delivers events.
 
-With a durable server of their own. How long healing took is logged (--log-cli-level=info), and not judged.
+These tests use their own durable server. Recovery times are logged (--log-cli-level=info) but not asserted.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from tests.support.traffic import HealthWatch, Receiver, broken_promises
 
 log = logging.getLogger(__name__)
 
-# Leases whose answers were lost are soon taken back.
+# Leases whose reports were lost expire soon.
 SHORT = {"timeout_seconds": 1.0, "lease_seconds": 6.0}
 IDLE_SECONDS = 4
-# Of one service: once it has failed a few times it begins anew every 1.5 s on the average.
+# Per service: after a few failures it restarts every 1.5 s on average.
 MAX_RESTARTS_PER_SECOND = 5
-# Coarse, for a slow machine needs more for the same: one that spins has all there is.
+# Coarse, because a slow machine needs more time for the same work; a busy loop would use 100 %.
 MAX_CPU_SHARE = 0.25
-# What a dead instance had is taken back.
+# Lets the next instance reset the leases of a dead one.
 EXPIRE_LEASES = """
     update webhookd.webhook_delivery_jobs set lease_until = now() - interval '1 s' where status = 'Leased'
 """
@@ -40,32 +40,32 @@ END_BACKENDS = """
 
 @pytest.fixture(scope="module")
 def cluster(breakable_cluster: Cluster) -> Cluster:
-    """Give the one of a server of their own, in place of the shared one's."""
+    """Use the cluster of these tests' own server instead of the shared cluster."""
     return breakable_cluster
 
 
 @pytest.fixture
 def breakable(breakable_server: BreakableServer, database: Database) -> Iterator[BreakableServer]:
-    """Give the server to a test, and have it up again for the next."""
+    """Return the server, and make it run again after the test."""
     assert database.server is breakable_server
     yield breakable_server
     breakable_server.heal()
 
 
 def restarts_of(daemon: DaemonProcess) -> dict[str, int]:
-    """How often each service was begun anew."""
+    """Return the number of restarts of each service."""
     return {service["name"]: service["restarts"] for service in daemon.get_json("/status")["services"]}
 
 
 def is_ready(daemon: DaemonProcess) -> bool:
-    """What it says of itself."""
+    """Return whether /readyz answers 200."""
     return daemon.get("/readyz")[0] == 200
 
 
-async def test_a_killed_server_loses_nothing_that_was_acknowledged(
+async def test_killed_database_server_loses_no_accepted_event(
     breakable: BreakableServer, database: Database, receiver: Receiver, make_daemon: MakeDaemon
 ) -> None:
-    """Killed, stopped at once and killed again: 503 meanwhile, every 202 is delivered, the daemon lives."""
+    """Crash and immediate shutdown: 503 meanwhile, every 202 is delivered, the daemon keeps running."""
     daemon = await make_daemon(delivery=SHORT, retry=PATIENT).start()
     publisher, health = Publisher([daemon]), HealthWatch(daemon)
     async with health.watching(), publisher.publishing():
@@ -78,7 +78,7 @@ async def test_a_killed_server_loses_nothing_that_was_acknowledged(
             await asyncio.to_thread(breakable.restart)
             started = time.monotonic()
             await receiver.received(1)
-            log.info("%s: first delivery %.2f s after the return", end.__name__, time.monotonic() - started)
+            log.info("%s: first delivery %.2f s after the restart", end.__name__, time.monotonic() - started)
             await daemon.until(lambda: is_ready(daemon), "ready")
         await publisher.accepted(50)
     superuser = await database.connect("superuser")
@@ -87,14 +87,14 @@ async def test_a_killed_server_loses_nothing_that_was_acknowledged(
     assert daemon.process.poll() is None
     assert daemon.metric("webhookd_service_restarts_total") > 0
     assert daemon.faults() == []
-    log.info("%d events, turned away %s", len(publisher.told), dict(publisher.turned_away))
+    log.info("%d events, rejections %s", len(publisher.accepted_events), dict(publisher.rejections))
     log.info("readyz %s", health.readyz)
 
 
-async def test_a_stalled_server_is_waited_for(
+async def test_daemon_waits_for_a_stalled_database_server(
     breakable: BreakableServer, database: Database, receiver: Receiver, make_daemon: MakeDaemon
 ) -> None:
-    """Stopped until commands and the heartbeat time out: 503 meanwhile, alive, and then on as before."""
+    """Stalled until statements and the heartbeat time out: 503 meanwhile, then it continues."""
     daemon = await make_daemon(delivery=SHORT, retry=PATIENT).start()
     publisher, health = Publisher([daemon]), HealthWatch(daemon)
     async with health.watching(), publisher.publishing():
@@ -108,8 +108,8 @@ async def test_a_stalled_server_is_waited_for(
                 lambda name=service: daemon.logged(f"{name} is waiting for the database"), service
             )
         await daemon.until(lambda: not is_ready(daemon), "not ready")
-        # An attempt to reach the server did not make it look ready in between. It may have been unready for
-        # a moment before: a slow answer is as good as none.
+        # A connection attempt must not make it look ready in between. It may have been unready for a moment
+        # before, because a slow answer counts as none.
         assert health.readyz[changes:] in ([503], [200, 503], [])
         await asyncio.to_thread(breakable.resume)
         started = time.monotonic()
@@ -122,27 +122,27 @@ async def test_a_stalled_server_is_waited_for(
     assert set(health.healthz) == {200}
     assert daemon.faults() == []
     log.info(
-        "%d events, turned away %s, readyz %s",
-        len(publisher.told),
-        dict(publisher.turned_away),
+        "%d events, rejections %s, readyz %s",
+        len(publisher.accepted_events),
+        dict(publisher.rejections),
         health.readyz,
     )
 
 
-async def test_a_daemon_without_its_server_is_idle(
+async def test_daemon_is_idle_while_the_database_is_down(
     breakable: BreakableServer, receiver: Receiver, make_daemon: MakeDaemon
 ) -> None:
-    """While the database is away nothing spins; and it delivers after the return."""
+    """It uses little CPU and few restarts while the database is down, and delivers afterwards."""
     daemon = await make_daemon().start()
     await asyncio.to_thread(breakable.crash)
     await daemon.until(lambda: not is_ready(daemon), "not ready")
     began, restarts, used = time.monotonic(), restarts_of(daemon), processor_seconds(daemon.process.pid)
     await asyncio.sleep(IDLE_SECONDS)
-    tries = {name: count - restarts[name] for name, count in restarts_of(daemon).items()}
+    restarted = {name: count - restarts[name] for name, count in restarts_of(daemon).items()}
     used = processor_seconds(daemon.process.pid) - used
     elapsed = time.monotonic() - began
-    log.info("%.1f %% of a processor while the database is away, %s", 100 * used / elapsed, tries)
-    assert max(tries.values()) < MAX_RESTARTS_PER_SECOND * elapsed, tries
+    log.info("%.1f %% of a processor while the database is down, %s", 100 * used / elapsed, restarted)
+    assert max(restarted.values()) < MAX_RESTARTS_PER_SECOND * elapsed, restarted
     assert used < MAX_CPU_SHARE * elapsed
     await asyncio.to_thread(breakable.restart)
     async with Publisher([daemon]).publishing():
@@ -150,28 +150,28 @@ async def test_a_daemon_without_its_server_is_idle(
 
 
 @pytest.mark.parametrize("how", ["crash", "stall"])
-async def test_it_ends_in_order_without_the_server(
+async def test_sigterm_without_the_database_exits_cleanly(
     how: str, breakable: BreakableServer, database: Database, receiver: Receiver, make_daemon: MakeDaemon
 ) -> None:
-    """SIGTERM with answers that cannot be reported: exit 0 after the grace, and the next instance heals."""
+    """Results that cannot be reported: exit 0 after the grace period, and the next instance delivers."""
     daemon = await make_daemon(delivery=HELD, services={"shutdown_grace_seconds": 1}).start()
     publisher = Publisher([daemon])
     async with publisher.publishing():
         await receiver.received(20)
         receiver.hold()
         await receiver.received(5)
-    witness = await database.connect("superuser")
-    transaction = witness.transaction()
+    blocker = await database.connect("superuser")
+    transaction = blocker.transaction()
     await transaction.start()
-    await witness.execute(HOLD_JOBS)
+    await blocker.execute(HOLD_JOBS)
     await asyncio.to_thread(getattr(breakable, how))
     receiver.release()
     daemon.sigterm()
     assert await daemon.ended() == 0
     await asyncio.to_thread(breakable.heal)
     if how == "stall":
-        # A report that the server had before it stalled is not to be done now that it goes on.
-        await witness.fetchval(END_BACKENDS)
+        # A report that reached the server before it stalled must not be executed after it resumes.
+        await blocker.fetchval(END_BACKENDS)
         await transaction.rollback()
     superuser = await database.connect("superuser")
     await superuser.execute(EXPIRE_LEASES)
@@ -181,10 +181,10 @@ async def test_it_ends_in_order_without_the_server(
 
 
 @pytest.mark.parametrize("how", ["crash", "stall"])
-async def test_without_a_server_it_does_not_start(
+async def test_start_fails_without_the_database(
     how: str, breakable: BreakableServer, make_daemon: MakeDaemon
 ) -> None:
-    """Gone or silent at the start: exit 69 and one line, for the service manager to start it again."""
+    """Down or stalled: exit 69 and one line, so that the service manager starts it again."""
     daemon = make_daemon()
     await asyncio.to_thread(getattr(breakable, how))
     daemon.launch()

@@ -211,7 +211,7 @@ def test_long_path_uses_a_short_socket_folder(make_home: MakeHome) -> None:
 # Several instances and processes.
 
 
-async def test_a_second_instance_joins_and_outlives_the_first(
+async def test_second_instance_joins_and_outlives_the_first(
     make_home: MakeHome, make_instance: MakeInstance, session: aiohttp.ClientSession
 ) -> None:
     """Both share one server, and the last one stops it. An instance that cannot listen leaves it alone."""
@@ -221,7 +221,7 @@ async def test_a_second_instance_joins_and_outlives_the_first(
     clashing = make_instance(home, api={"listen": f"127.0.0.1:{first.port}"})
     clashing.launch()
     assert await clashing.ended() == 1
-    assert "cannot listen" in clashing.said()[-1]
+    assert "cannot listen" in clashing.output_lines()[-1]
     assert home.running_server_id() == server_id
 
     second = await make_instance(home).start()

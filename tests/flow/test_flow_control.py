@@ -1,4 +1,4 @@
-"""How much one endpoint gets at once, with real daemons: few while it is slow, one while it keeps failing."""
+"""Concurrent requests per endpoint, with real daemons: few while it is slow, one while it is failing."""
 
 import asyncio
 from collections import Counter
@@ -24,30 +24,30 @@ FAILING_AND_QUIET = """
 """
 
 
-async def test_a_failing_endpoint_is_probed_one_request_at_a_time(
+async def test_failing_endpoint_is_probed_one_request_at_a_time(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """By two instances together never two at once, and told so; when it answers again, nothing is missing."""
+    """Two instances together send one request at a time; after it recovers, every event is delivered."""
     requests = OpenRequests(status=500, hold_seconds=0.3)
     endpoint.behave(requests)
     subscription_id = await flow.subscribe("orders", endpoint.url())
-    # Few slots beside a large window, and answers that take a moment: jobs wait when it begins to be failing.
+    # Few slots, a large window and slow responses: attempts are waiting when the endpoint becomes failing.
     settings = {"delivery": {"subscription_concurrency": 8}, "retry": PATIENT}
     daemons = [await make_daemon(**settings).start() for _ in range(2)]
     await publish_many(flow, 60, ["orders"])
-    # What was claimed before it was failing has ended; what was being claimed just then comes soon after.
+    # Attempts claimed before it was failing have finished; those of a concurrent claim arrive soon after.
     await until(flow.daemon, FAILING_AND_QUIET, subscription_id)
     await endpoint.received(len(endpoint.requests) + 2)
     waiting = await flow.daemon.fetchval(ACTIVE_JOBS_OF, subscription_id)
-    assert waiting > 1, "the jobs that waited were sent all at once"
+    assert waiting > 1, "the waiting attempts were sent all at once"
     requests.hold_seconds = 0.02
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-        while requests.most_open != 1:  # soon: here, when five in a row were alone
+        while requests.most_open != 1:  # until five requests in a row did not overlap
             requests.most_open = 0
             await endpoint.received(len(endpoint.requests) + 5)
     await endpoint.received(len(endpoint.requests) + 60)
     assert requests.most_open == 1
-    # The jobs from before are used up, and no more than one is made.
+    # The earlier attempts are finished, and at most one new attempt exists.
     assert await flow.daemon.fetchval(ACTIVE_JOBS_OF, subscription_id) <= 1
     for daemon in daemons:
         health = daemon.get_json(f"/v1/subscriptions/{subscription_id}")["health"]
@@ -61,10 +61,10 @@ async def test_a_failing_endpoint_is_probed_one_request_at_a_time(
     assert daemons[0].get_json(f"/v1/subscriptions/{subscription_id}")["health"]["failing_since"] is None
 
 
-async def test_a_slow_endpoint_has_its_slots_and_no_more(
+async def test_slow_endpoint_is_limited_to_its_slots(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """4 slots, a window of 8: with 50 events due it has 4 requests and 8 jobs, and all others have theirs."""
+    """4 slots, a window of 8, 50 events due: 4 requests and 8 attempts; other endpoints are not delayed."""
     requests = OpenRequests(status=None)
     endpoint.behave(requests, "/slow")
     slow = await flow.subscribe("slow", endpoint.url("/slow"))
@@ -77,14 +77,14 @@ async def test_a_slow_endpoint_has_its_slots_and_no_more(
     await publish_many(flow, 200, ["good"])
     await until(flow.daemon, f"select ({COMPLETED_OF}) = 200", good)
     assert (requests.open, requests.most_open) == (4, 4)
-    # None of them has ended: these are all that there ever were.
+    # No attempt has finished, so these are all that were created.
     assert Counter(attempt["status"] for attempt in await flow.attempts(slow)) == {"Leased": 4, "Pending": 4}
 
 
-async def test_each_instance_has_slots_of_its_own(
+async def test_slots_are_per_instance_and_the_window_is_shared(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Slots are an instance's, the window is everybody's: two with 4 slots and a window of 6 send 6."""
+    """Two instances with 4 slots each and a window of 6 send 6 requests."""
     requests = OpenRequests(status=None)
     endpoint.behave(requests, "/slow")
     slow = await flow.subscribe("slow", endpoint.url("/slow"))
@@ -103,23 +103,23 @@ async def test_each_instance_has_slots_of_its_own(
     assert max(by_worker.values()) <= 4
 
 
-async def test_slow_endpoints_leave_slots_for_others(
+async def test_slow_endpoints_leave_slots_for_other_endpoints(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """E25: eight of them could fill all slots; another's events arrive while none of theirs has ended."""
+    """E25: eight slow endpoints could fill all slots; events of another endpoint are still delivered."""
     endpoint.behave(OpenRequests(status=None), "/slow")
     for _ in range(8):
         await flow.subscribe("slow", endpoint.url("/slow"))
     good = await flow.subscribe("good", endpoint.url("/good"))
     await make_daemon(delivery=HELD | {"concurrency": 200}).start()
     await publish_many(flow, 70, ["slow"])
-    await endpoint.received(150, "/slow")  # all but the quarter that is kept
+    await endpoint.received(150, "/slow")  # all slots but the reserved quarter
     await publish_many(flow, 20, ["good"])
     await until(flow.daemon, f"select ({COMPLETED_OF}) = 20", good)
 
 
-async def test_a_freed_slot_is_used_at_once(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
-    """One slot and twenty events: each end makes room for the next, without waiting for the next look."""
+async def test_freed_slot_is_used_at_once(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """One slot and twenty events: each finished request starts the next one without polling."""
     subscription_id = await flow.subscribe("orders", endpoint.url())
     await make_daemon(
         delivery={"subscription_concurrency": 1}, services={"poll_interval_seconds": 3600}

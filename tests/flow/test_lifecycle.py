@@ -1,4 +1,4 @@
-"""Signals and several instances: what an operator does to a daemon while it delivers. Reloads: reload/."""
+"""Signals, and several instances on one database, under load. Reloads are tested in reload/."""
 
 from collections import Counter
 
@@ -8,36 +8,35 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.invariants import AUDIT, broken_invariants
 from tests.support.waiting import until
-from webhookd.deliveries import ingest as events
-from webhookd.deliveries import subscriptions
+from webhookd.deliveries import ingest, subscriptions
 
 COMPLETED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
 
 
 async def publish_many(flow: Flow, count: int, types: list[str]) -> None:
-    """So many events, in turns of the types."""
-    batch = [events.NewEvent(types[number % len(types)], f'{{"n": {number}}}') for number in range(count)]
+    """Publish `count` events, with the event types in turn."""
+    batch = [ingest.NewEvent(types[number % len(types)], f'{{"n": {number}}}') for number in range(count)]
     for start in range(0, count, 500):
-        await events.publish(flow.daemon, batch[start : start + 500])
+        await ingest.publish(flow.daemon, batch[start : start + 500])
 
 
 def receipts(endpoint: Endpoint) -> Counter[str]:
-    """How often each event came."""
+    """Count the requests of each event and path."""
     return Counter(f"{request.path} {request.headers['webhook-id']}" for request in endpoint.requests)
 
 
 async def test_three_instances_share_the_work(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """2,000 events to 20 subscriptions: each is delivered once, and every instance has done a part."""
+    """2,000 events to 20 subscriptions: each is delivered once, and every instance delivers some."""
     await flow.superuser.execute(AUDIT)
     types = [f"type_{number}" for number in range(20)]
     for event_type in types:
         created = await subscriptions.create(flow.daemon, event_type, endpoint.url(f"/{event_type}"))
         await flow.verify(created.subscription_id)
-    # No more at once than the endpoint, a thread of this process, answers in time on a busy machine.
-    few = {"concurrency": 20}
-    instances = [await make_daemon(log={"level": "info"}, delivery=few).start() for _ in range(3)]
+    # The endpoint is a thread of this process: with more requests it would be too slow on a busy machine.
+    limit = {"concurrency": 20}
+    instances = [await make_daemon(log={"level": "info"}, delivery=limit).start() for _ in range(3)]
     await publish_many(flow, 2000, types)
     await until(flow.daemon, COMPLETED, 2000)
     assert set(receipts(endpoint).values()) == {1}
@@ -50,8 +49,8 @@ async def test_three_instances_share_the_work(
     assert await broken_invariants(flow.superuser) == []
 
 
-async def test_sigterm_drains(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
-    """Under load: exit 0, no lease left behind, nothing lost, nothing doubled by who follows."""
+async def test_sigterm_drains_under_load(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """Exit 0, no lease left, and the next instance loses and repeats nothing."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     gate.let_through(100)
@@ -70,10 +69,8 @@ async def test_sigterm_drains(flow: Flow, endpoint: Endpoint, make_daemon: MakeD
     assert set(receipts(endpoint).values()) == {1}
 
 
-async def test_a_second_signal_ends_it_at_once(
-    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
-) -> None:
-    """While it waits for a request in flight, a second SIGTERM is final."""
+async def test_second_sigterm_exits_at_once(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """A second SIGTERM ends the daemon while it waits for a request in flight."""
     await subscribed(flow, endpoint)
     endpoint.hang()
     daemon = await make_daemon(delivery=HELD).start()

@@ -1,4 +1,4 @@
-"""A daemon's memory follows what is under way, not what waits."""
+"""The memory of a daemon depends on the requests in flight, not on the backlog."""
 
 from tests.flow.conftest import MakeDaemon
 from tests.support.endpoint import Endpoint
@@ -9,14 +9,14 @@ from webhookd.deliveries import subscriptions
 EVENTS = 5000
 SUBSCRIPTIONS = 10
 PAYLOAD = '{"text": "' + "x" * 4000 + '"}'
-# All of it loaded would be 200 MB of payloads alone. Seen: 16 MB.
+# The whole backlog would be 200 MB of payloads alone. Measured growth: 16 MB.
 MAX_GROWTH_BYTES = 60_000_000
 
 
-async def test_a_backlog_is_not_held_in_memory(
+async def test_backlog_is_not_loaded_into_memory(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """50,000 deliveries wait, of which a few hundred are under way and do not end."""
+    """50,000 deliveries wait; a few hundred are in flight and do not finish."""
     for number in range(SUBSCRIPTIONS):
         created = await subscriptions.create(flow.daemon, EVENT_TYPE, endpoint.url(f"/{number}"))
         await flow.verify(created.subscription_id)
@@ -33,5 +33,7 @@ async def test_a_backlog_is_not_held_in_memory(
     await until(
         flow.daemon, "select count(*) = $1 from webhookd.webhook_delivery_sagas", EVENTS * SUBSCRIPTIONS
     )
-    await daemon.until(lambda: daemon.metric("webhookd_backlog", stage="orchestration") == 10_000, "seen")
+    await daemon.until(
+        lambda: daemon.metric("webhookd_backlog", stage="orchestration") == 10_000, "backlog counted"
+    )
     assert daemon.resident_bytes() - before_bytes < MAX_GROWTH_BYTES

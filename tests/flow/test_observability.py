@@ -10,8 +10,7 @@ from tests.support.daemon import DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
-from webhookd.deliveries import ingest as events
-from webhookd.deliveries import subscriptions
+from webhookd.deliveries import ingest, subscriptions
 
 
 def status_of(daemon: DaemonProcess) -> Any:
@@ -62,7 +61,7 @@ async def test_dead_letter_is_logged_with_its_correlation_id(
     await subscribed(flow, endpoint)
     endpoint.answer(500)
     daemon = await make_daemon(retry={"max_attempts": 1}).start()
-    [accepted] = await events.publish(flow.daemon, [events.NewEvent(EVENT_TYPE, "{}", None, "trace-7")])
+    [accepted] = await ingest.publish(flow.daemon, [ingest.NewEvent(EVENT_TYPE, "{}", None, "trace-7")])
     await daemon.until(lambda: daemon.logged("dead-lettered"), "dead-lettered")
     await daemon.until(lambda: status_of(daemon)["dead_letters_of_a_day"] == 1, "counted")
     [attempt], [letter] = daemon.logged("attempt failed"), daemon.logged("dead-lettered")
@@ -101,7 +100,7 @@ async def test_retry_is_logged_with_its_correlation_id(
     await subscribed(flow, endpoint)
     endpoint.fail_times(1)
     daemon = await make_daemon().start()
-    await events.publish(flow.daemon, [events.NewEvent(EVENT_TYPE, "{}", None, "trace-8")])
+    await ingest.publish(flow.daemon, [ingest.NewEvent(EVENT_TYPE, "{}", None, "trace-8")])
     await daemon.until(lambda: daemon.logged("will be retried"), "retried")
     [line] = daemon.logged("will be retried")
     assert (line["correlation_id"], line["error_code"]) == ("trace-8", "HTTP_503")

@@ -29,7 +29,7 @@ from tests.support.endpoint import Endpoint
 from tests.support.installations import installation_near
 from tests.support.pages import DOCS, README, ROOT, blocks, fences
 from tests.support.postgres import LocalServer, free_port
-from tests.support.tools import content
+from tests.support.tools import run_program
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
 from tests.unit.test_docs import TEST_COMMAND
 from tests.unit.test_wheel import repository_files
@@ -141,7 +141,7 @@ class Installation:
         """Run SQL as the superuser, or as the login whose name and password are given."""
         program = shutil.which("psql") or next(wheel_installations()).program("psql")
         dsn = self._server.dsn(database, *login)
-        return content(str(program), "--no-psqlrc", "-v", "ON_ERROR_STOP=1", dsn, said=block)
+        return run_program(str(program), "--no-psqlrc", "-v", "ON_ERROR_STOP=1", dsn, stdin=block)
 
     def sh(self, block: str) -> str:
         """Run a block of shell commands with the exports so far."""

@@ -1,4 +1,4 @@
-"""The overview's five scenarios, end to end: the daemon logs in with nothing but webhookd_app."""
+"""The five main scenarios end to end, with a daemon whose login has only the role webhookd_app."""
 
 from standardwebhooks import Webhook
 
@@ -10,16 +10,16 @@ from webhookd.deliveries import subscriptions
 
 
 async def subscribed(flow: Flow, endpoint: Endpoint, **settings: object) -> subscriptions.Created:
-    """A verified subscription to the endpoint."""
+    """Create a verified subscription of the endpoint."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, endpoint.url("/hook"), **settings)  # type: ignore[arg-type]
     await flow.verify(created.subscription_id)
     return created
 
 
-async def test_an_event_is_delivered_and_verifies(
+async def test_event_is_delivered_and_its_signature_verifies(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """What an application publishes arrives byte for byte, and the reference library verifies it."""
+    """The payload arrives unchanged, and the reference library verifies the signature."""
     created = await subscribed(flow, endpoint)
     await make_daemon().start()
     payload = '{ "b":1.10, "a" : "é\\u0000", "a":2 }'
@@ -32,10 +32,10 @@ async def test_an_event_is_delivered_and_verifies(
     await until(flow.daemon, "select status = 'Completed' from webhookd.webhook_delivery_sagas")
 
 
-async def test_a_duplicate_event_is_delivered_once(
+async def test_duplicate_event_is_delivered_once(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """The same key twice is one event, one saga, one request."""
+    """Two publications with the same idempotency key are one event, one saga, one request."""
     await subscribed(flow, endpoint)
     await make_daemon().start()
     first = await flow.publish(idempotency_key="order-7")
@@ -48,10 +48,10 @@ async def test_a_duplicate_event_is_delivered_once(
     assert len(endpoint.requests) == 2
 
 
-async def test_an_event_routed_twice_is_delivered_once(
+async def test_event_routed_twice_is_delivered_once(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """An event that comes into the routing queue again gets no second request."""
+    """An event that enters the routing queue again is not sent again."""
     await subscribed(flow, endpoint)
     await make_daemon().start()
     event_id = await flow.publish()
@@ -63,10 +63,10 @@ async def test_an_event_routed_twice_is_delivered_once(
     assert len({request.headers["webhook-id"] for request in endpoint.requests}) == 2
 
 
-async def test_a_crashed_instances_work_is_done_by_another(
+async def test_other_instance_delivers_after_a_crash(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Kill -9 in the middle of a request: the lease expires, is reset, and another instance delivers."""
+    """Kill -9 during a request: the lease expires and is reset, and another instance delivers."""
     await subscribed(flow, endpoint)
     endpoint.hang()
     doomed = await make_daemon(delivery=HELD).start()
@@ -83,10 +83,10 @@ async def test_a_crashed_instances_work_is_done_by_another(
     assert [request.headers["webhook-attempt"] for request in endpoint.requests] == ["1", "1"]
 
 
-async def test_failures_are_retried_until_the_dead_letter_and_requeued(
+async def test_failing_delivery_becomes_a_dead_letter_and_is_requeued(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Attempts are counted to the limit; the dead letter's requeue is a new saga that is delivered."""
+    """It is retried up to the limit; requeueing the dead letter creates a new saga that is delivered."""
     await subscribed(flow, endpoint)
     endpoint.answer(500)
     await make_daemon(retry={"max_attempts": 3}).start()

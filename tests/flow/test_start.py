@@ -1,6 +1,6 @@
-"""`webhookd serve` from its start to its end: what it refuses, which services it runs, how it stops.
+"""`webhookd serve`: errors at startup, the choice of services, and shutdown.
 
-A refusal is an exit code and one line that says what to do.
+A startup error is an exit code and one line that says what to do.
 """
 
 import signal
@@ -26,11 +26,11 @@ STAGES = ("routing", "orchestration", "delivery", "reaper", "jobs")
 LEASED = "select count(*) from webhookd.webhook_delivery_jobs where status = 'Leased'"
 
 
-async def refused(daemon: DaemonProcess, exit_code: int, *options: str) -> str:
-    """The one line of a start that comes to nothing."""
+async def startup_error(daemon: DaemonProcess, exit_code: int, *options: str) -> str:
+    """Start a daemon that must exit with this code, and return its one line of output."""
     daemon.launch(*options)
-    assert await daemon.ended() == exit_code, daemon.said()
-    [line] = daemon.said()
+    assert await daemon.ended() == exit_code, daemon.output_lines()
+    [line] = daemon.output_lines()
     assert line.startswith("webhookd: ")
     return line
 
@@ -39,18 +39,18 @@ async def refused(daemon: DaemonProcess, exit_code: int, *options: str) -> str:
 
 
 @pytest.mark.parametrize("login", ["daemon", "migrator"])
-async def test_an_empty_database_is_refused(
+async def test_empty_database_is_rejected(
     login: str, empty_database: Database, make_daemon: MakeDaemon
 ) -> None:
-    """With the command to run; by whoever, for migrating was not asked for."""
+    """The error names the command to run; even a login that could migrate does not without auto_migrate."""
     dsn = empty_database.dsn("migrator" if login == "migrator" else "daemon")
-    assert "run `webhookd migrate`" in await refused(make_daemon(database={"dsn": dsn}), 1)
+    assert "run `webhookd migrate`" in await startup_error(make_daemon(database={"dsn": dsn}), 1)
 
 
-async def test_an_empty_database_is_migrated_where_that_is_allowed(
+async def test_auto_migrate_migrates_an_empty_database(
     empty_database: Database, make_api: MakeApi, endpoint: Endpoint
 ) -> None:
-    """By a login that may: then it serves, with that login, to the delivery."""
+    """With a login that may migrate; the daemon then serves with the same login."""
     settings = {"dsn": empty_database.dsn("migrator"), "auto_migrate": True}
     api = await make_api(database=settings)
     await api.subscribe(endpoint)
@@ -60,28 +60,28 @@ async def test_an_empty_database_is_migrated_where_that_is_allowed(
     api.daemon.stop()
 
 
-async def test_a_login_that_may_not_migrate_is_told_so(
+async def test_auto_migrate_fails_without_privileges(
     empty_database: Database, make_daemon: MakeDaemon
 ) -> None:
-    """auto_migrate with the daemon's own login: what it lacks, and nothing is changed."""
+    """auto_migrate with the daemon's own login exits with 1 and says that it cannot migrate."""
     daemon = make_daemon(database={"dsn": empty_database.dsn("daemon"), "auto_migrate": True})
-    assert "cannot migrate" in await refused(daemon, 1)
+    assert "cannot migrate" in await startup_error(daemon, 1)
 
 
 @pytest.mark.parametrize("auto_migrate", [False, True])
-async def test_a_newer_schema_is_refused(
+async def test_newer_schema_is_rejected(
     auto_migrate: bool,
     database: Database,
     flow: Flow,
     make_daemon: MakeDaemon,
 ) -> None:
-    """Whether it may migrate or not: there is no way back."""
+    """With and without auto_migrate: there are no downgrades."""
     await flow.superuser.execute(
         "insert into webhookd.schema_migrations (version, name, checksum, webhookd_version)"
-        " values (9999, 'of a later day', '', '99.0.0')"
+        " values (9999, 'from a later version', '', '99.0.0')"
     )
     settings = {"dsn": database.dsn("migrator"), "auto_migrate": auto_migrate}
-    line = await refused(make_daemon(database=settings), 1)
+    line = await startup_error(make_daemon(database=settings), 1)
     assert "newer than this webhookd" in line
     assert "Upgrade webhookd" in line
 
@@ -89,29 +89,31 @@ async def test_a_newer_schema_is_refused(
 # The database and the port.
 
 
-async def test_no_database_at_the_start(database: Database, make_daemon: MakeDaemon) -> None:
-    """Nobody listens there: unavailable, which systemd may try again."""
+async def test_unavailable_database_at_startup(database: Database, make_daemon: MakeDaemon) -> None:
+    """A closed port gives exit code 69, so that systemd tries again."""
     host = f"127.0.0.1:{free_port()}"
-    line = await refused(make_daemon(database={"dsn": f"postgresql://a:hunter2@{host}/{database.name}"}), 69)
+    line = await startup_error(
+        make_daemon(database={"dsn": f"postgresql://a:hunter2@{host}/{database.name}"}), 69
+    )
     assert "database unavailable" in line
     assert "hunter2" not in line
 
 
-async def test_a_wrong_password(database: Database, make_daemon: MakeDaemon) -> None:
-    """Told as such, without the password."""
+async def test_wrong_password(database: Database, make_daemon: MakeDaemon) -> None:
+    """The error says that the login was refused and does not contain the password."""
     dsn = readdress(database.dsn("daemon"), database.name, database.login_name("daemon"), "hunter2")
-    line = await refused(make_daemon(database={"dsn": dsn}), 69)
+    line = await startup_error(make_daemon(database={"dsn": dsn}), 69)
     assert "refused this login" in line
     assert "hunter2" not in line
 
 
-async def test_a_port_that_is_taken(make_daemon: MakeDaemon) -> None:
-    """Refused with the address, and not tried for ever by a daemon that says it serves."""
+async def test_port_in_use(make_daemon: MakeDaemon) -> None:
+    """The daemon exits with an error that names the address instead of retrying forever."""
     daemon = make_daemon()
     with socket.create_server(("127.0.0.1", daemon.port)):
         daemon.launch()
         assert await daemon.ended() == 1
-        [line] = daemon.said()
+        [line] = daemon.output_lines()
         assert f"127.0.0.1:{daemon.port}" in line
 
 
@@ -121,38 +123,38 @@ BAD_SETTINGS: dict[str, tuple[dict[str, dict[str, object]], str]] = {
     "unknown key": ({"retry": {"max_attemps": 3}}, "did you mean max_attempts?"),
     "wrong type": ({"retry": {"max_attempts": "three"}}, "retry.max_attempts"),
     "lease and timeout": ({"delivery": {"lease_seconds": 19.9}}, "delivery.lease_seconds"),
-    "no authorities": ({"delivery": {"ca_file": "/nowhere/ca.pem"}}, "delivery.ca_file"),
-    "no DSN": ({"database": {"dsn": "nonsense"}}, "database.dsn"),
-    "no port": ({"api": {"listen": "127.0.0.1:0"}}, "api.listen"),
+    "missing CA file": ({"delivery": {"ca_file": "/nowhere/ca.pem"}}, "delivery.ca_file"),
+    "invalid DSN": ({"database": {"dsn": "nonsense"}}, "database.dsn"),
+    "invalid port": ({"api": {"listen": "127.0.0.1:0"}}, "api.listen"),
 }
 
 
-@pytest.mark.parametrize("what", BAD_SETTINGS)
-async def test_a_bad_configuration(what: str, make_daemon: MakeDaemon) -> None:
-    """Exit 78, by which systemd is told not to try again, and the key that is wrong."""
-    settings, words = BAD_SETTINGS[what]
-    assert words in await refused(make_daemon(**settings), 78)
+@pytest.mark.parametrize("mistake", BAD_SETTINGS)
+async def test_invalid_configuration(mistake: str, make_daemon: MakeDaemon) -> None:
+    """Exit 78, so that systemd does not try again, and the error names the key."""
+    settings, words = BAD_SETTINGS[mistake]
+    assert words in await startup_error(make_daemon(**settings), 78)
 
 
-async def test_a_file_that_is_not_there(make_daemon: MakeDaemon) -> None:
-    """It was named, so it is missed."""
+async def test_missing_configuration_file(make_daemon: MakeDaemon) -> None:
+    """A file named with --config must exist."""
     daemon = make_daemon()
     daemon.config_path.unlink()
-    assert "No such file" in await refused(daemon, 78)
+    assert "No such file" in await startup_error(daemon, 78)
 
 
-async def test_a_file_name_that_is_none(make_daemon: MakeDaemon) -> None:
-    """A NUL in it is an error of another kind than a missing file, and no worse."""
-    assert "delivery.ca_file" in await refused(make_daemon(delivery={"ca_file": "a\0b"}), 78)
+async def test_file_name_with_nul_character(make_daemon: MakeDaemon) -> None:
+    """Python raises another exception for it than for a missing file; the exit code is the same."""
+    assert "delivery.ca_file" in await startup_error(make_daemon(delivery={"ca_file": "a\0b"}), 78)
 
 
 # Services.
 
 
-async def test_instances_divide_the_services(
+async def test_services_can_run_in_different_instances(
     make_daemon: MakeDaemon, session: aiohttp.ClientSession, endpoint: Endpoint, flow: Flow
 ) -> None:
-    """One that has only the API accepts and delivers nothing; one that has all the rest delivers it."""
+    """An instance with only the API accepts an event; an instance with the other services delivers it."""
     front, back = make_daemon(), make_daemon()
     api = Client(session, await front.start("--services", "api"))
     await api.subscribe(endpoint)
@@ -162,7 +164,7 @@ async def test_instances_divide_the_services(
     assert await flow.daemon.fetchval("select count(*) from webhookd.event_routing_queue") == 1
     back.launch("--services", ",".join(STAGES))
     await until(flow.daemon, COMPLETED, 1)
-    assert len(endpoint.requests) == 2  # with the challenge
+    assert len(endpoint.requests) == 2  # including the verification challenge
     assert back.get("/healthz")[0] == 0
     assert front.metric("webhookd_events_routed_total") == 0
     assert front.metric("webhookd_delivery_attempts_total") == 0
@@ -171,14 +173,17 @@ async def test_instances_divide_the_services(
 async def test_stages_in_three_processes_wake_each_other(
     make_daemon: MakeDaemon, endpoint: Endpoint, flow: Flow
 ) -> None:
-    """By NOTIFY alone, for nobody polls: more events than a batch go through all three, and a retry too."""
+    """By NOTIFY alone, without polling: more events than a batch, and retries, pass through all three."""
     await subscribed(flow, endpoint)
     endpoint.fail_times(3)
-    apart = {"services": {"poll_interval_seconds": 600}, "routing": {"batch_size": 50}}
+    settings = {
+        "services": {"poll_interval_seconds": 600},
+        "routing": {"batch_size": 50},
+        "orchestration": {"batch_size": 50},
+        "retry": {"base_delay_seconds": 0},
+    }
     for services in ("api,routing", "api,orchestration,reaper", "api,delivery"):
-        await make_daemon(**apart, orchestration={"batch_size": 50}, retry={"base_delay_seconds": 0}).start(
-            "--services", services
-        )
+        await make_daemon(**settings).start("--services", services)
     for count in (1, 300):
         done = await flow.daemon.fetchval("select count(*) from webhookd.events")
         await publish_many(flow, count, [EVENT_TYPE])
@@ -186,8 +191,8 @@ async def test_stages_in_three_processes_wake_each_other(
     assert len(endpoint.requests) == 301 + 3
 
 
-async def test_the_option_goes_before_the_file(make_daemon: MakeDaemon) -> None:
-    """What --services says is not changed by a reload of what the file says."""
+async def test_services_option_overrides_the_file(make_daemon: MakeDaemon) -> None:
+    """A reload of a file with other services does not change the services of --services."""
     daemon = await make_daemon(services={"enabled": ["api", "routing"]}).start("--services", "api")
     daemon.configure(services={"enabled": ["api", "reaper"]})
     assert await daemon.reload()
@@ -195,37 +200,37 @@ async def test_the_option_goes_before_the_file(make_daemon: MakeDaemon) -> None:
     assert daemon.metric("webhookd_service_up", service="routing") == 0
 
 
-async def test_an_unknown_service_is_refused(make_daemon: MakeDaemon) -> None:
-    """With the one that was probably meant."""
+async def test_unknown_service_is_rejected(make_daemon: MakeDaemon) -> None:
+    """The error suggests the service with the most similar name."""
     daemon = make_daemon()
     daemon.launch("--services", "api,routng")
     assert await daemon.ended() == 2
-    [line] = daemon.said()
+    [line] = daemon.output_lines()
     assert "--services" in line
     assert "did you mean routing?" in line
 
 
-async def test_no_service_at_all_is_refused(make_daemon: MakeDaemon) -> None:
-    """An instance that does nothing is a mistake."""
+async def test_empty_list_of_services_is_rejected(make_daemon: MakeDaemon) -> None:
+    """An instance without any service would do nothing."""
     daemon = make_daemon()
     daemon.launch("--services", "")
     assert await daemon.ended() == 78
 
 
-# The end.
+# Shutdown.
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-async def test_the_end_waits_for_a_request(
-    how: signal.Signals, flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+async def test_shutdown_waits_for_requests_in_flight(
+    stop_signal: signal.Signals, flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Asked by systemd or by Ctrl-C: what is under way ends, is reported, and no lease is left."""
+    """After SIGTERM or Ctrl-C: the request finishes and is reported, and no lease is left."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     daemon = await make_daemon(delivery=HELD).start()
     await flow.publish()
     await gate.opened(1)
-    daemon.process.send_signal(how)
+    daemon.process.send_signal(stop_signal)
     await daemon.until(lambda: daemon.logged("draining"), "draining")
     assert daemon.process.poll() is None
     gate.let_through(1)
@@ -236,10 +241,10 @@ async def test_the_end_waits_for_a_request(
     assert daemon.logged("stopped")
 
 
-async def test_a_request_that_outlasts_the_grace_keeps_its_lease(
+async def test_request_longer_than_the_grace_period_keeps_its_lease(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Exit 0 all the same; nobody knows whether it arrived, so it is sent again once the lease is over."""
+    """Exit 0. Whether the request arrived is unknown, so it is sent again after the lease expires."""
     await subscribed(flow, endpoint)
     endpoint.hang()
     daemon = await make_daemon(delivery=HELD, services={"shutdown_grace_seconds": 0.2}).start()
@@ -248,7 +253,7 @@ async def test_a_request_that_outlasts_the_grace_keeps_its_lease(
     daemon.sigterm()
     assert await daemon.ended() == 0
     assert await flow.daemon.fetchval(LEASED) == 1
-    assert all(line.startswith("{") for line in daemon.said())
+    assert all(line.startswith("{") for line in daemon.output_lines())
 
     endpoint.answer(200)
     await flow.expire_lease(await flow.daemon.fetchval("select id from webhookd.webhook_delivery_jobs"))
@@ -258,16 +263,16 @@ async def test_a_request_that_outlasts_the_grace_keeps_its_lease(
     assert await flow.daemon.fetchval("select lease_resets from webhookd.webhook_delivery_jobs") == 1
 
 
-async def test_a_claim_under_way_leaves_no_lease(
+async def test_shutdown_between_claim_and_request_leaves_no_lease(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """What was leased and not begun when the signal came is sent, or handed back."""
+    """An attempt that was leased but not started at the signal is sent or released."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon().start()
     await HOLDABLE_LOADING.take_away(flow.superuser)
     transaction = flow.superuser.transaction()
     await transaction.start()
-    # Between lease and request a large payload is read: here it is not to be had.
+    # A large payload is loaded between lease and request: hold that call here.
     await flow.superuser.execute(HOLD_LOADING)
     await flow.publish(payload=LARGE)
     await until(flow.daemon, f"select ({LEASED}) = 1")
@@ -279,10 +284,10 @@ async def test_a_claim_under_way_leaves_no_lease(
 
 
 @pytest.mark.parametrize("how", ["cut", "stall"])
-async def test_the_end_without_the_database(
+async def test_shutdown_without_the_database(
     how: str, flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon, wire: Wire
 ) -> None:
-    """Gone or silent, with a result that cannot be reported: exit 0, and who follows delivers it again."""
+    """Cut off or stalled, with an unreported result: exit 0, and the next instance delivers again."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     daemon = await make_daemon(
@@ -295,7 +300,7 @@ async def test_the_end_without_the_database(
     await daemon.until(lambda: daemon.logged("attempt delivered"), "delivered")
     daemon.sigterm()
     assert await daemon.ended() == 0
-    assert all(line.startswith("{") for line in daemon.said())
+    assert all(line.startswith("{") for line in daemon.output_lines())
 
     await flow.expire_lease(await flow.daemon.fetchval("select id from webhookd.webhook_delivery_jobs"))
     await make_daemon().start()

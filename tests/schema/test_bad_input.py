@@ -16,8 +16,7 @@ import pytest
 from tests.support.flow import ADDRESS, POLICY, Flow
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.db.connection import Connection
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import dead_letters, sagas
+from webhookd.deliveries import attempts, dead_letters, sagas
 
 # Ids of the rows that `world` creates; a copy of the template counts from 1.
 SUBSCRIPTION, HELD, DEAD_LETTER, UNKNOWN = 1, 2, 1, 999_999
@@ -542,8 +541,8 @@ async def world(flow: Flow) -> Flow:
     for event_type in ("first.type", "second.type"):
         await flow.publish(event_type)
         await flow.route()
-        [buried] = await flow.attempt(500)
-        assert buried.dead_letter_id == buried.subscription_id
+        [dead_lettered] = await flow.attempt(500)
+        assert dead_lettered.dead_letter_id == dead_lettered.subscription_id
     await flow.daemon.execute("select webhookd.update_subscription($1, '{active}', false)", HELD)
     await flow.daemon.execute("select webhookd.update_subscription($1, '{max_attempts}')", SUBSCRIPTION)
     await flow.daemon.execute("select webhookd.begin_verification($1)", SUBSCRIPTION)
@@ -688,12 +687,12 @@ async def test_bad_report_does_not_stop_a_good_one(world: Flow) -> None:
     finished_id = await world.daemon.fetchval(
         "select min(id) from webhookd.webhook_delivery_jobs where status = 'Failed'"
     )
-    verdicts = await jobs.report(
+    verdicts = await attempts.report(
         world.daemon,
         [
-            jobs.Report(UNKNOWN, lease.lease_token, 200),
-            jobs.Report(lease.job_id, lease.lease_token, 200),
-            jobs.Report(finished_id, lease.lease_token, 200),
+            attempts.Report(UNKNOWN, lease.lease_token, 200),
+            attempts.Report(lease.job_id, lease.lease_token, 200),
+            attempts.Report(finished_id, lease.lease_token, 200),
         ],
     )
     assert verdicts == {
@@ -710,28 +709,28 @@ async def test_only_held_jobs_are_loaded_and_released(world: Flow) -> None:
     [lease] = await world.claim()
     wrong_ones = [lease._replace(lease_token=uuid4()), lease._replace(job_id=UNKNOWN)]
     before = await contents(world.superuser)
-    assert await jobs.load(world.daemon, wrong_ones) == []
-    assert await jobs.release(world.daemon, wrong_ones) == []
-    assert await jobs.load(world.daemon, []) == []
-    assert await jobs.release(world.daemon, []) == []
+    assert await attempts.load(world.daemon, wrong_ones) == []
+    assert await attempts.release(world.daemon, wrong_ones) == []
+    assert await attempts.load(world.daemon, []) == []
+    assert await attempts.release(world.daemon, []) == []
     assert await contents(world.superuser) == before
-    [loaded] = await jobs.load(world.daemon, [*wrong_ones, lease])
+    [loaded] = await attempts.load(world.daemon, [*wrong_ones, lease])
     assert loaded.job_id == lease.job_id
-    assert await jobs.release(world.daemon, [*wrong_ones, lease]) == [lease.job_id]
+    assert await attempts.release(world.daemon, [*wrong_ones, lease]) == [lease.job_id]
     assert await world.job_status(lease.job_id) is AttemptStatus.PENDING
-    assert await jobs.load(world.daemon, [lease]) == []
-    assert await jobs.release(world.daemon, [lease]) == []
+    assert await attempts.load(world.daemon, [lease]) == []
+    assert await attempts.release(world.daemon, [lease]) == []
 
 
 async def test_any_result_can_be_reported(world: Flow) -> None:
     """No result is unstorable: long texts are cut, impossible values corrected, and all are applied."""
     odd = [
-        jobs.Report(0, uuid4(), 500, "E" * 1000, -5, 1e300, b"\x00\xff" * 5000),
-        jobs.Report(0, uuid4(), None, None, 1, None, None),
-        jobs.Report(0, uuid4(), 200, "TIMEOUT", 1, -1.0, b""),
-        jobs.Report(0, uuid4(), -7, "", 2_147_483_647, float("nan"), None),
-        jobs.Report(0, uuid4(), 2_147_483_647, None, 1, float("-inf"), None),
-        jobs.Report(0, uuid4(), 302, None, 1, float("inf"), None),
+        attempts.Report(0, uuid4(), 500, "E" * 1000, -5, 1e300, b"\x00\xff" * 5000),
+        attempts.Report(0, uuid4(), None, None, 1, None, None),
+        attempts.Report(0, uuid4(), 200, "TIMEOUT", 1, -1.0, b""),
+        attempts.Report(0, uuid4(), -7, "", 2_147_483_647, float("nan"), None),
+        attempts.Report(0, uuid4(), 2_147_483_647, None, 1, float("-inf"), None),
+        attempts.Report(0, uuid4(), 302, None, 1, float("inf"), None),
     ]
     for _ in odd:
         await world.publish("first.type")
@@ -743,7 +742,7 @@ async def test_any_result_can_be_reported(world: Flow) -> None:
         report._replace(job_id=lease.job_id, lease_token=lease.lease_token)
         for report, lease in zip(odd, leases, strict=True)
     ]
-    verdicts = await jobs.report(world.daemon, reports)
+    verdicts = await attempts.report(world.daemon, reports)
     assert set(verdicts.values()) == {ReportVerdict.ACCEPTED}
     rows = await world.superuser.fetch(
         "select status, error_code, duration_ms, length(response_excerpt)"

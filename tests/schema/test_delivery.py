@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.flow import Flow
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import attempts
 
 
-async def leased(flow: Flow) -> jobs.Lease:
+async def leased(flow: Flow) -> attempts.Lease:
     """Create one delivery and lease its attempt."""
     await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lease] = await flow.claim()
@@ -30,9 +30,9 @@ async def test_claim_skips_subscriptions_without_free_slots(flow: Flow) -> None:
     await flow.start()
 
     async def claimed(used: int) -> list[int]:
-        claims = await jobs.claim(flow.daemon, "worker", 4, 60, 2, {busy: used})
+        claims = await attempts.claim(flow.daemon, "worker", 4, 60, 2, {busy: used})
         leases = [claim.lease for claim in claims]
-        await jobs.release(flow.daemon, leases)
+        await attempts.release(flow.daemon, leases)
         return sorted(lease.subscription_id for lease in leases)
 
     assert await claimed(2) == [idle, idle]
@@ -48,7 +48,7 @@ async def test_claim_continues_at_its_mark(flow: Flow) -> None:
     await flow.route()
     await flow.start()
     mark, seen = 0, []
-    while claims := await jobs.claim(flow.daemon, "worker", 2, 60, 10, first_job_id=mark):
+    while claims := await attempts.claim(flow.daemon, "worker", 2, 60, 10, first_job_id=mark):
         seen += [claim.lease.job_id for claim in claims]
         mark = claims[0].lease.resume_from
     assert sorted(seen) == list(range(min(seen), min(seen) + 6))
@@ -69,8 +69,8 @@ async def test_loaded_message_is_complete(flow: Flow) -> None:
     await flow.route()
     await flow.start()
     leases = await flow.claim()
-    [delivery] = await jobs.load(flow.daemon, leases)
-    assert delivery == jobs.Message(
+    [delivery] = await attempts.load(flow.daemon, leases)
+    assert delivery == attempts.Message(
         leases[0].job_id,
         "order.created",
         '{ "b":1.10, "a" : "\\u0000é" }',
@@ -78,8 +78,8 @@ async def test_loaded_message_is_complete(flow: Flow) -> None:
         [created["signing_secret"]],
         '{"X-Team": "seven"}',
     )
-    await jobs.release(flow.daemon, leases)
-    assert await jobs.load(flow.daemon, leases) == []
+    await attempts.release(flow.daemon, leases)
+    assert await attempts.load(flow.daemon, leases) == []
 
 
 async def test_claim_returns_small_payloads(flow: Flow) -> None:
@@ -90,10 +90,10 @@ async def test_claim_returns_small_payloads(flow: Flow) -> None:
         await flow.publish(payload=payload)
     await flow.route()
     await flow.start()
-    claims = sorted(await jobs.claim(flow.daemon, "worker", 100, 60, 100))
+    claims = sorted(await attempts.claim(flow.daemon, "worker", 100, 60, 100))
     with_delivery = [claim.message for claim in claims if claim.message is not None]
     assert [claim.message is not None for claim in claims] == [True, False] + [True] * 32 + [False] * 8
-    loaded = await jobs.load(flow.daemon, [claim.lease for claim in claims])
+    loaded = await attempts.load(flow.daemon, [claim.lease for claim in claims])
     assert len(loaded) == len(claims)
     assert [one for one in sorted(loaded) if one in with_delivery] == with_delivery
 
@@ -108,10 +108,10 @@ async def test_unreadable_payload_can_be_claimed(flow: Flow) -> None:
     await flow.publish()
     await flow.route()
     await flow.start()
-    [claim] = await jobs.claim(flow.daemon, "worker", 10, 60, 10)
+    [claim] = await attempts.claim(flow.daemon, "worker", 10, 60, 10)
     assert claim.message is None
     with pytest.raises(asyncpg.DataCorruptedError):
-        await jobs.load(flow.daemon, [claim.lease])
+        await attempts.load(flow.daemon, [claim.lease])
 
 
 async def test_load_is_bounded(flow: Flow) -> None:
@@ -123,10 +123,10 @@ async def test_load_is_bounded(flow: Flow) -> None:
     await flow.route()
     await flow.start()
     leases = sorted(await flow.claim())
-    loaded = await jobs.load(flow.daemon, leases)
+    loaded = await attempts.load(flow.daemon, leases)
     assert sorted(delivery.job_id for delivery in loaded) == [lease.job_id for lease in leases[:4]]
     await flow.report(leases[0])
-    assert await jobs.load(flow.daemon, leases[:1]) == []
+    assert await attempts.load(flow.daemon, leases[:1]) == []
 
 
 async def test_reaper_starts_at_its_mark(flow: Flow) -> None:
@@ -143,8 +143,10 @@ async def test_reaper_starts_at_its_mark(flow: Flow) -> None:
         old.job_id,
     )
     mark = await flow.daemon.fetchval("select now() - interval '1 minute'")
-    assert [reset.job_id for reset in await jobs.reset_expired(flow.daemon, 9, 5, mark)] == [recent.job_id]
-    assert [reset.job_id for reset in await jobs.reset_expired(flow.daemon, 9, 5)] == [old.job_id]
+    assert [reset.job_id for reset in await attempts.reset_expired(flow.daemon, 9, 5, mark)] == [
+        recent.job_id
+    ]
+    assert [reset.job_id for reset in await attempts.reset_expired(flow.daemon, 9, 5)] == [old.job_id]
 
 
 async def test_report_after_expiry_is_accepted(flow: Flow) -> None:
@@ -157,8 +159,8 @@ async def test_report_after_expiry_is_accepted(flow: Flow) -> None:
 async def test_release_is_not_a_lease_reset(flow: Flow) -> None:
     """A released attempt is Pending again, and its former holder cannot report it."""
     lease = await leased(flow)
-    assert await jobs.release(flow.daemon, [lease]) == [lease.job_id]
-    assert await jobs.release(flow.daemon, [lease]) == []
+    assert await attempts.release(flow.daemon, [lease]) == [lease.job_id]
+    assert await attempts.release(flow.daemon, [lease]) == []
     assert await flow.report(lease) is ReportVerdict.STALE
     [again] = await flow.claim()
     assert (again.job_id, again.lease_resets, again.attempt) == (lease.job_id, 0, 1)
@@ -172,7 +174,7 @@ async def test_attempt_fails_after_too_many_lease_resets(flow: Flow) -> None:
         [lease] = await flow.claim()
         assert lease.lease_resets == resets
         await flow.expire_lease(lease.job_id)
-        [reset] = await jobs.reset_expired(flow.daemon, 10, max_lease_resets=2)
+        [reset] = await attempts.reset_expired(flow.daemon, 10, max_lease_resets=2)
     assert (reset.status, reset.lease_resets) == (AttemptStatus.FAILED, 2)
     assert await flow.report(lease) is ReportVerdict.STALE
     [failed] = await flow.apply()
@@ -215,7 +217,8 @@ async def test_every_result_can_be_stored(
 ) -> None:
     """Any reported result is stored and applied; a result that is not would make the worker send forever."""
     lease = await leased(flow)
-    verdicts = await jobs.report(flow.daemon, [jobs.Report(lease.job_id, lease.lease_token, **report)])  # type: ignore[arg-type]
+    reported = attempts.Report(lease.job_id, lease.lease_token, **report)  # type: ignore[arg-type]
+    verdicts = await attempts.report(flow.daemon, [reported])
     assert verdicts == {lease.job_id: ReportVerdict.ACCEPTED}
     job = await flow.daemon.fetchrow("select status, error_code from webhookd.webhook_delivery_jobs")
     assert job is not None
@@ -233,12 +236,12 @@ async def test_each_report_of_a_batch_has_its_own_verdict(flow: Flow) -> None:
     await flow.start()
     fresh, repeated, lost, wrong = sorted(await flow.claim())
     await flow.report(repeated)
-    await jobs.release(flow.daemon, [lost])
+    await attempts.release(flow.daemon, [lost])
     unknown = wrong._replace(job_id=10**9)
-    verdicts = await jobs.report(
+    verdicts = await attempts.report(
         flow.daemon,
         [
-            jobs.Report(lease.job_id, lease.lease_token, 200)
+            attempts.Report(lease.job_id, lease.lease_token, 200)
             for lease in (fresh, repeated, lost, wrong._replace(lease_token=uuid4()), unknown)
         ],
     )

@@ -12,8 +12,7 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import Flow
 from tests.support.history import turn_autovacuum_off, vacuum
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import ingest as events
+from webhookd.deliveries import attempts, ingest
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
@@ -41,14 +40,14 @@ class FirstMinute:
     async def deliver(self) -> None:
         """Deliver one batch."""
         daemon = self.flow.daemon
-        await events.publish(daemon, [events.NewEvent("order.created", "{}")] * BATCH)
+        await ingest.publish(daemon, [ingest.NewEvent("order.created", "{}")] * BATCH)
         await self.watch("route", self.flow.route)
         await self.watch("start", lambda: self.flow.start(quota=BATCH))
         leases = await self.watch("claim", lambda: self.flow.claim(BATCH))
         assert len(leases) == BATCH
-        await self.watch("load", lambda: jobs.load(daemon, leases))
-        reports = [jobs.Report(lease.job_id, lease.lease_token, 200) for lease in leases]
-        await self.watch("report", lambda: jobs.report(daemon, reports))
+        await self.watch("load", lambda: attempts.load(daemon, leases))
+        reports = [attempts.Report(lease.job_id, lease.lease_token, 200) for lease in leases]
+        await self.watch("report", lambda: attempts.report(daemon, reports))
         assert len(await self.watch("apply", self.flow.apply)) == BATCH
 
     async def watch(self, name: str, call: Callable[[], Awaitable[Result]]) -> Result:

@@ -20,7 +20,7 @@ STATES = {
 }
 # For each query, by the start of its name, one violation that the product never causes.
 PLANTED = {
-    "I1 an event that a client was told of": "delete from webhookd.events where id = {event}",
+    "I1 an event that was acknowledged to a client": "delete from webhookd.events where id = {event}",
     "I1 an endpoint got an event": "update public.receipts set saga_id = null where saga_id = {completed}",
     "I1 an idempotency key": """
         drop index webhookd.uniq_event_idempotency_key;

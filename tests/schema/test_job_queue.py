@@ -312,8 +312,8 @@ async def test_each_transition_has_an_event_and_a_ledger_row(queue: JobQueue) ->
         "left join webhookd.event_routing_queue q on q.event_id = e.id order by e.id"
     )
     assert {(event["correlation_id"], event["queued"]) for event in events} == {("c-1", True)}
-    told = json.loads(events[-1]["payload"])
-    assert (told["job_kind"], told["status"], told["result_ref"], told["actor"]) == (
+    payload = json.loads(events[-1]["payload"])
+    assert (payload["job_kind"], payload["status"], payload["result_ref"], payload["actor"]) == (
         KIND,
         "succeeded",
         "result-1",
@@ -703,11 +703,11 @@ async def test_deactivating_a_registration_changes_nothing_else(queue: JobQueue)
         "select event_type, job_kind, executor, priority, active from webhookd.job_event_registry"
     )
     assert dict(row or {}) == registered | {"active": False}
-    told = await queue.daemon.fetchval(
+    detail = await queue.daemon.fetchval(
         "select detail from webhookd.job_command_run where command = 'fn_job_register_event' "
         "order by run_id desc limit 1"
     )
-    assert json.loads(told) == registered | {"active": False}
+    assert json.loads(detail) == registered | {"active": False}
     # Registering again replaces executor and priority.
     again = await queue.call("fn_job_register_event", p_executor="DOT", **register)
     assert values(again, "executor", "priority", "active") == ("DOT", 0, True)

@@ -15,9 +15,7 @@ import pytest
 from tests.support.database import Database
 from tests.support.flow import FAILING_AFTER, POLICY, Flow
 from tests.support.history import turn_autovacuum_off, vacuum
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import ingest as events
-from webhookd.deliveries import sagas
+from webhookd.deliveries import attempts, ingest, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
@@ -35,7 +33,7 @@ LOG_PLANS = """
     set auto_explain.log_format = json;
     set client_min_messages = log
 """
-KEYED = [events.NewEvent("order.created", "{}", f"key-{number}") for number in range(BATCH)]
+KEYED = [ingest.NewEvent("order.created", "{}", f"key-{number}") for number in range(BATCH)]
 
 
 async def most_rows_of_a_node(superuser: "Connection", call: Callable[[], Awaitable[object]]) -> float:
@@ -69,17 +67,17 @@ def rows_of_nodes(node: dict[str, Any]) -> Iterator[float]:
         yield from rows_of_nodes(below)
 
 
-async def leased(flow: Flow, events_published: int = BATCH) -> list[jobs.Report]:
+async def leased(flow: Flow, events_published: int = BATCH) -> list[attempts.Report]:
     """Publish, route, start and lease events; return their reports."""
-    await events.publish(flow.daemon, [events.NewEvent("order.created", "{}")] * events_published)
+    await ingest.publish(flow.daemon, [ingest.NewEvent("order.created", "{}")] * events_published)
     await flow.route()
     await flow.start(window=10 * BATCH)
-    return [jobs.Report(lease.job_id, lease.lease_token, 200) for lease in await flow.claim(BATCH)]
+    return [attempts.Report(lease.job_id, lease.lease_token, 200) for lease in await flow.claim(BATCH)]
 
 
 async def deliver(flow: Flow, events_published: int = BATCH) -> None:
     """Deliver a batch."""
-    await jobs.report(flow.daemon, await leased(flow, events_published))
+    await attempts.report(flow.daemon, await leased(flow, events_published))
     await flow.apply()
 
 
@@ -97,25 +95,25 @@ async def test_calls_are_linear_in_the_batch(fresh_database: Database, statistic
         case "busy":
             under_way = await leased(flow)
             await vacuum(flow.superuser)
-            await jobs.report(flow.daemon, under_way)
+            await attempts.report(flow.daemon, under_way)
             await flow.apply()
     # Only a superuser may use auto_explain; the rights of a function do not change its plans.
     stages = Flow(flow.superuser, flow.superuser)
-    leases: list[jobs.Lease] = []
-    reports: list[jobs.Report] = []
+    leases: list[attempts.Lease] = []
+    reports: list[attempts.Report] = []
 
     async def claim() -> None:
         leases.extend(await stages.claim(BATCH))
-        reports.extend(jobs.Report(lease.job_id, lease.lease_token, 200) for lease in leases)
+        reports.extend(attempts.Report(lease.job_id, lease.lease_token, 200) for lease in leases)
 
-    await events.publish(flow.daemon, [events.NewEvent("order.created", "{}")] * BATCH)
+    await ingest.publish(flow.daemon, [ingest.NewEvent("order.created", "{}")] * BATCH)
     steps: dict[str, Callable[[], Awaitable[object]]] = {
         "route": stages.route,
         "start": lambda: stages.start(window=10 * BATCH),
         "claim": claim,
-        "load": lambda: jobs.load(stages.daemon, leases),
-        "report": lambda: jobs.report(stages.daemon, reports),
-        "report again": lambda: jobs.report(stages.daemon, reports),
+        "load": lambda: attempts.load(stages.daemon, leases),
+        "report": lambda: attempts.report(stages.daemon, reports),
+        "report again": lambda: attempts.report(stages.daemon, reports),
         "apply": stages.apply,
     }
     touched = {name: await most_rows_of_a_node(flow.superuser, step) for name, step in steps.items()}
@@ -135,7 +133,7 @@ async def test_apply_is_linear_with_unknown_subscriptions(fresh_database: Databa
         await flow.subscribe("order.created")
     reports = await leased(flow, BATCH // 50)
     assert len(reports) == BATCH
-    await jobs.report(flow.daemon, reports)
+    await attempts.report(flow.daemon, reports)
 
     async def apply() -> None:
         known = [report.job_id for report in reports]
@@ -151,15 +149,15 @@ async def test_duplicate_events_are_found_by_key(fresh_database: Database) -> No
     await turn_autovacuum_off(flow.superuser)
     superuser = flow.superuser
     await vacuum(superuser)
-    await events.publish(superuser, KEYED[:1])
-    await events.publish(superuser, KEYED[:1])
-    await events.publish(flow.daemon, KEYED)
+    await ingest.publish(superuser, KEYED[:1])
+    await ingest.publish(superuser, KEYED[:1])
+    await ingest.publish(flow.daemon, KEYED)
     for number in range(10):
         others = [event._replace(idempotency_key=f"{number}-{event.idempotency_key}") for event in KEYED]
-        await events.publish(flow.daemon, others)
+        await ingest.publish(flow.daemon, others)
 
     async def publish_again() -> None:
-        accepted = await events.publish(superuser, KEYED)
+        accepted = await ingest.publish(superuser, KEYED)
         assert all(one.duplicate for one in accepted)
 
     assert await most_rows_of_a_node(superuser, publish_again) <= TIMES * BATCH

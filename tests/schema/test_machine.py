@@ -23,9 +23,7 @@ from tests.support.model import Job, Saga, Subscription, World
 from tests.support.nightly import first_in_gate
 from webhookd.core.errors import Refusal
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import dead_letters, sagas, subscriptions
-from webhookd.deliveries import ingest as events
+from webhookd.deliveries import attempts, dead_letters, ingest, sagas, subscriptions
 
 Result = TypeVar("Result")
 
@@ -58,7 +56,7 @@ class Delivery(RuleBasedStateMachine):
         self.runner = runner
         self.flow = flow
         self.world = World()
-        self.leases: list[jobs.Lease] = []  # every lease of this example
+        self.leases: list[attempts.Lease] = []  # every lease of this example
         self.sent: set[UUID] = set()  # leases whose request was sent
         self.released: set[UUID] = set()  # leases released before sending
         self.run(self.empty())
@@ -145,7 +143,7 @@ class Delivery(RuleBasedStateMachine):
     def publish(self, event_type: str, key: str | None) -> None:
         """Publish; a used key returns its event, or a refusal for another type."""
         known = self.world.keys.get(key or "")
-        call = events.publish(self.flow.daemon, [events.NewEvent(event_type, '{"n": 1.0}', key)])
+        call = ingest.publish(self.flow.daemon, [ingest.NewEvent(event_type, '{"n": 1.0}', key)])
         if known is not None and self.world.events[known] != event_type:
             assert self.refusal(call) is Refusal.IDEMPOTENCY_CONFLICT
             return
@@ -189,15 +187,17 @@ class Delivery(RuleBasedStateMachine):
             subscription = self.world.subscriptions[started.subscription_id]
             room = max(0, min(quota, window - self.world.active_jobs(subscription)))
             jobs_made = [job for job in made if job.saga.subscription is subscription]
-            buried = [self.world.sagas[dead.saga_id] for dead in started.dead_lettered]
+            dead_lettered = [self.world.sagas[dead.saga_id] for dead in started.dead_lettered]
             taken = min(room, len(due[subscription.id])) if subscription.deliverable else 0
-            assert len(jobs_made) + len(buried) == taken
+            assert len(jobs_made) + len(dead_lettered) == taken
             assert started.started == len(jobs_made)
             assert all(
                 job.saga in due[subscription.id] and not self.world.exhausted(job.saga, limit)
                 for job in jobs_made
             )
-            assert all(saga in due[subscription.id] and self.world.exhausted(saga, limit) for saga in buried)
+            assert all(
+                saga in due[subscription.id] and self.world.exhausted(saga, limit) for saga in dead_lettered
+            )
             for job in jobs_made:
                 job.saga.move(SagaStatus.IN_PROGRESS)
                 self.world.jobs[job.id] = job
@@ -260,7 +260,7 @@ class Delivery(RuleBasedStateMachine):
         if lease.lease_token not in self.released:  # a released lease has nothing to report
             self.send(lease, answer)
 
-    def send(self, lease: jobs.Lease, response_status: int) -> None:
+    def send(self, lease: attempts.Lease, response_status: int) -> None:
         """Send the request if it was not sent yet, and report its answer."""
         if lease.lease_token not in self.sent:
             self.sent.add(lease.lease_token)
@@ -294,7 +294,7 @@ class Delivery(RuleBasedStateMachine):
             return
         job = self.world.jobs[lease.job_id]
         held = self.held(lease)
-        assert self.run(jobs.release(self.flow.daemon, [lease])) == ([job.id] if held else [])
+        assert self.run(attempts.release(self.flow.daemon, [lease])) == ([job.id] if held else [])
         self.released.add(lease.lease_token)
         if held:
             job.status, job.lease_token = AttemptStatus.PENDING, None
@@ -316,7 +316,7 @@ class Delivery(RuleBasedStateMachine):
         expired = {
             job.id for job in self.world.jobs.values() if job.status is AttemptStatus.LEASED and job.expired
         }
-        resets = self.run(jobs.reset_expired(self.flow.daemon, size, max_lease_resets))
+        resets = self.run(attempts.reset_expired(self.flow.daemon, size, max_lease_resets))
         assert {reset.job_id for reset in resets} <= expired
         assert len(resets) == min(size, len(expired))
         for reset in resets:
@@ -426,12 +426,12 @@ class Delivery(RuleBasedStateMachine):
         """Return the rows of a query."""
         return {tuple(row) for row in self.run(self.flow.daemon.fetch(query))}
 
-    def held(self, lease: jobs.Lease) -> bool:
+    def held(self, lease: attempts.Lease) -> bool:
         """Tell whether the attempt still belongs to this lease."""
         job = self.world.jobs[lease.job_id]
         return job.status is AttemptStatus.LEASED and job.lease_token == lease.lease_token
 
-    def some_lease(self, data: st.DataObject) -> jobs.Lease:
+    def some_lease(self, data: st.DataObject) -> attempts.Lease:
         """Draw a held lease more often than any other."""
         held = [lease for lease in self.leases if self.held(lease)]
         return data.draw(st.sampled_from(held or self.leases) | st.sampled_from(self.leases))

@@ -398,9 +398,9 @@ async def refused_unchanged(database: Database, schema: Schema | None = None) ->
     superuser = await database.connect("superuser")
     before = await versions(superuser)
     messages = []
-    for ask in (migrate, check):
+    for call in (migrate, check):
         with pytest.raises(SchemaProblem) as caught:
-            await ask(database.dsn("migrator"), schema)
+            await call(database.dsn("migrator"), schema)
         messages.append(str(caught.value))
     assert await versions(superuser) == before
     assert messages[0] == messages[1]
@@ -563,18 +563,18 @@ async def test_foreign_schema_is_refused(empty_database: Database, content: str)
     await migrator.execute(f"create schema webhookd; {content}")
     tables = "select array(select relname::text from pg_class where relnamespace = 'webhookd'::regnamespace)"
     before = await migrator.fetchval(tables)
-    for ask in (migrate, check):
+    for call in (migrate, check):
         with pytest.raises(SchemaProblem, match="a schema named webhookd that webhookd did not create"):
-            await ask(empty_database.dsn("migrator"))
+            await call(empty_database.dsn("migrator"))
     assert await migrator.fetchval(tables) == before
 
 
 async def test_other_encoding_is_refused(make_database: MakeDatabase) -> None:
     """A database that cannot store every payload is refused, and stays empty."""
     latin = await make_database(encoding="LATIN1")
-    for ask in (migrate, check):
+    for call in (migrate, check):
         with pytest.raises(SchemaProblem, match=r"^the database's encoding is LATIN1: webhookd needs UTF8$"):
-            await ask(latin.dsn("migrator"))
+            await call(latin.dsn("migrator"))
     assert not await has_schema(await latin.connect("superuser"))
 
 
@@ -653,10 +653,10 @@ async def test_owning_roles_cannot_create_after_a_migration(database: Database) 
 # Logins
 
 
-async def one_problem(ask: Awaitable[Pending]) -> str:
+async def one_problem(call: Awaitable[Pending]) -> str:
     """Return the message of a SchemaProblem, which is one line."""
     with pytest.raises(SchemaProblem) as caught:
-        await ask
+        await call
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
@@ -691,8 +691,8 @@ async def test_second_migrator_gets_the_grant_to_run(
     if cluster.server.major >= ADMIN_OPTION_MAJOR:
         with pytest.raises(SchemaProblem) as caught:
             await migrate(dsn)
-        said, grant = str(caught.value).split(" (As that login or a superuser: ")
-        assert said == (
+        message, grant = str(caught.value).split(" (As that login or a superuser: ")
+        assert message == (
             "the migration failed: "
             f'role "webhookd_owner" was created by another login, and "{second.name}" cannot use it'
         )
@@ -772,8 +772,8 @@ async def test_daemon_login_can_check(database: Database, login: Login) -> None:
 @pytest.mark.parametrize("login", ["application", "stranger"])
 async def test_login_without_read_privileges(database: Database, login: Login) -> None:
     """A login that cannot read the schema gets one line with the role to grant."""
-    for ask in (check, migrate):
-        message = await one_problem(ask(database.dsn(login)))
+    for call in (check, migrate):
+        message = await one_problem(call(database.dsn(login)))
         assert "this login cannot read the schema" in message
         assert "one with the role webhookd_app" in message
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.flow import POLICY, Flow
 from webhookd.core.states import SagaStatus
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import sagas
+from webhookd.deliveries import attempts, sagas
 
 
 def backoff_seconds(
@@ -66,8 +65,8 @@ async def test_retry_is_due_after_its_delay(
     """The due time follows the policy and the Retry-After that the worker reported."""
     await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lease] = await flow.claim()
-    report = jobs.Report(lease.job_id, lease.lease_token, 503, retry_after_seconds=retry_after_seconds)
-    await jobs.report(flow.daemon, [report])
+    report = attempts.Report(lease.job_id, lease.lease_token, 503, retry_after_seconds=retry_after_seconds)
+    await attempts.report(flow.daemon, [report])
     [retried] = await flow.apply(policy)
     applied_at = await flow.daemon.fetchval("select result_applied_at from webhookd.webhook_delivery_jobs")
     assert retried.next_attempt_at - applied_at == timedelta(seconds=expected_seconds)
@@ -83,8 +82,8 @@ async def test_subscription_policy_overrides_the_configuration(flow: Flow) -> No
     applied_at = await flow.daemon.fetchval("select result_applied_at from webhookd.webhook_delivery_jobs")
     assert retried.next_attempt_at - applied_at == timedelta(seconds=7)
     await flow.superuser.execute("update webhookd.webhook_delivery_sagas set next_attempt_at = now()")
-    [buried] = await flow.attempt(500)
-    assert (buried.status, buried.attempt_count) == (SagaStatus.DEAD_LETTERED, 2)
+    [dead_lettered] = await flow.attempt(500)
+    assert (dead_lettered.status, dead_lettered.attempt_count) == (SagaStatus.DEAD_LETTERED, 2)
 
 
 async def test_attempts_of_a_saga_have_distinct_due_times(flow: Flow) -> None:
@@ -120,8 +119,10 @@ async def test_lowered_limit_dead_letters_exhausted_sagas(flow: Flow) -> None:
     swept: list[sagas.Transition] = []
     last_saga_id: int | None = 0
     while last_saga_id is not None:
-        last_saga_id, buried = await sagas.dead_letter_exhausted(flow.daemon, last_saga_id, 1, max_attempts=1)
-        swept += buried
+        last_saga_id, dead_lettered = await sagas.dead_letter_exhausted(
+            flow.daemon, last_saga_id, 1, max_attempts=1
+        )
+        swept += dead_lettered
     assert {transition.saga_id for transition in swept} >= {first, second}
     assert {transition.error_code for transition in swept} == {"HTTP_500"}
     assert await flow.daemon.fetchval(due_times) == before
@@ -233,12 +234,14 @@ async def test_lost_leases_do_not_count_against_the_endpoint(flow: Flow) -> None
     """A worker that dies or breaks says nothing about the endpoint."""
     await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lease] = await flow.claim()
-    await jobs.report(flow.daemon, [jobs.Report(lease.job_id, lease.lease_token, error_code="INTERNAL")])
+    await attempts.report(
+        flow.daemon, [attempts.Report(lease.job_id, lease.lease_token, error_code="INTERNAL")]
+    )
     await flow.apply()
     await flow.start()
     [lease] = await flow.claim()
     await flow.expire_lease(lease.job_id)
-    await jobs.reset_expired(flow.daemon, 1, max_lease_resets=0)
+    await attempts.reset_expired(flow.daemon, 1, max_lease_resets=0)
     [lost] = await flow.apply()
     assert (lost.error_code, lost.attempt_count) == ("LEASE_EXPIRED", 2)
     assert await flow.daemon.fetch("select * from webhookd.endpoint_health") == []

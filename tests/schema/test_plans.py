@@ -35,10 +35,7 @@ from tests.support.history import (
 )
 from tests.support.nightly import first_in_gate
 from tests.support.postgres import run_apart
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import dead_letters, reads, sagas
-from webhookd.deliveries import ingest as events
-from webhookd.deliveries import router as routing
+from webhookd.deliveries import attempts, dead_letters, ingest, reads, router, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
@@ -143,12 +140,12 @@ class Rounds:
     async def ask_for_work(self) -> None:
         """Look for work often enough that plans are kept."""
         for _ in range(EXECUTIONS):
-            assert (await routing.route(self.daemon, BATCH)).events == 0
+            assert (await router.route(self.daemon, BATCH)).events == 0
             assert await sagas.due_subscriptions(self.daemon, 0, BATCH) == []
             await self._start()
             assert await claim(self.daemon, BATCH) == []
             assert await self._apply() == []
-            assert await jobs.reset_expired(self.daemon, BATCH, max_lease_resets=5) == []
+            assert await attempts.reset_expired(self.daemon, BATCH, max_lease_resets=5) == []
             assert (await sagas.dead_letter_exhausted(self.daemon, 0, BATCH, 1)).last_saga_id is None
 
     async def go(self, rounds: int = EXECUTIONS) -> dict[str, Touched]:
@@ -163,14 +160,14 @@ class Rounds:
         return self.touched
 
     async def _ingest(self) -> None:
-        await self._watch("publish_many", lambda c: events.publish(c, [new_event(n) for n in range(BATCH)]))
+        await self._watch("publish_many", lambda c: ingest.publish(c, [new_event(n) for n in range(BATCH)]))
         # Half of the keys are new, half belong to the same event of the history.
         places = range(self._round * BATCH, (self._round + 1) * BATCH)
         keyed = [new_event(place, f"new-{place}") for place in places if place % 2]
         known = [new_event(place, past_key(place)) for place in places if not place % 2]
-        accepted = await self._watch("publish_many, keys", lambda c: events.publish(c, keyed + known))
+        accepted = await self._watch("publish_many, keys", lambda c: ingest.publish(c, keyed + known))
         assert [event.duplicate for event in accepted] == [False] * len(keyed) + [True] * len(known)
-        routed = await self._watch("route_events", lambda c: routing.route(c, BATCH))
+        routed = await self._watch("route_events", lambda c: router.route(c, BATCH))
         assert routed.events == BATCH
 
     async def _prepare(self) -> None:
@@ -185,8 +182,10 @@ class Rounds:
         leases = await self._watch("claim_jobs", lambda c: claim(c, BATCH))
         assert len(leases) == BATCH
         returned, known, delivered, failed = leases[:20], leases[20:40], leases[40:70], leases[70:]
-        assert len(await self._watch("release_jobs", lambda c: jobs.release(c, returned))) == len(returned)
-        loaded = await self._watch("load_deliveries", lambda c: jobs.load(c, leases[20:]))
+        assert len(await self._watch("release_jobs", lambda c: attempts.release(c, returned))) == len(
+            returned
+        )
+        loaded = await self._watch("load_deliveries", lambda c: attempts.load(c, leases[20:]))
         assert len(loaded) == len(leases[20:])
         await self._report(known, 200)
         ids = [lease.job_id for lease in known]
@@ -204,7 +203,7 @@ class Rounds:
         """Return the id of a new dead letter."""
         leases = await claim(self.daemon, 20)
         await self._report(leases, 500)
-        buried = await self._watch("apply_results, dead letters", lambda _: self._apply(BURY))
+        dead_lettered = await self._watch("apply_results, dead letters", lambda _: self._apply(BURY))
         swept = await self._watch(
             "dead_letter_exhausted", lambda c: sagas.dead_letter_exhausted(c, 0, BATCH, max_attempts=1)
         )
@@ -212,13 +211,13 @@ class Rounds:
         await self._watch(
             "dead_letter_exhausted, none", lambda c: sagas.dead_letter_exhausted(c, 0, BATCH, max_attempts=5)
         )
-        dead_letter_id = buried[0].dead_letter_id
+        dead_letter_id = dead_lettered[0].dead_letter_id
         assert dead_letter_id is not None
         return dead_letter_id
 
     async def _reset(self) -> None:
         lost = await claim(self.daemon, 20, lease_seconds=0.000001)
-        reset = await self._watch("reset_expired_leases", lambda c: jobs.reset_expired(c, BATCH, 5))
+        reset = await self._watch("reset_expired_leases", lambda c: attempts.reset_expired(c, BATCH, 5))
         assert len(reset) == len(lost)
 
     async def _requeue(self, dead_letter_id: int) -> None:
@@ -249,9 +248,9 @@ class Rounds:
         shares = [sagas.Share(subscription_id, quota=1) for subscription_id in subscription_ids()[::2]]
         return await sagas.start(self.daemon, shares, UNLIMITED, POLICY.max_attempts)
 
-    async def _report(self, leases: list[jobs.Lease], response_status: int) -> None:
-        reports = [jobs.Report(lease.job_id, lease.lease_token, response_status) for lease in leases]
-        await self._watch("report_results", lambda c: jobs.report(c, reports))
+    async def _report(self, leases: list[attempts.Lease], response_status: int) -> None:
+        reports = [attempts.Report(lease.job_id, lease.lease_token, response_status) for lease in leases]
+        await self._watch("report_results", lambda c: attempts.report(c, reports))
 
     async def _apply(self, policy: sagas.RetryPolicy = POLICY) -> list[sagas.Transition]:
         return await sagas.apply_results(self.daemon, BATCH, policy, UNLIMITED)

@@ -13,7 +13,7 @@ from tests.support.database import Database
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until_blocked, until_finished
 from webhookd.db.connection import Connection
-from webhookd.deliveries import ingest as events
+from webhookd.deliveries import ingest
 from webhookd.deliveries.ingest import NewEvent
 
 if TYPE_CHECKING:
@@ -176,9 +176,9 @@ async def test_same_key_and_content_return_the_first_id(flow: Flow, application:
     """The same key, type and payload text return the first event and add nothing."""
     first = await publish(application, '{"a": 1}', "key")
     assert await publish(application, '{"a": 1}', "key") == first
-    [again] = await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, '{"a": 1}', "key", "other")])
+    [again] = await ingest.publish(flow.daemon, [NewEvent(EVENT_TYPE, '{"a": 1}', "key", "other")])
     created_at = await flow.superuser.fetchval("select created_at from webhookd.events")
-    assert again == events.Accepted(first, created_at, duplicate=True)
+    assert again == ingest.Accepted(first, created_at, duplicate=True)
     assert await stored(flow) == Stored(1, 1)
 
 
@@ -327,7 +327,7 @@ async def test_batch_answers_in_the_order_of_its_events(flow: Flow) -> None:
     """Every answer has the position of its event, for any order of the keys."""
     keys = ["m", None, "z", "a", None, "M"]
     batch = [NewEvent(EVENT_TYPE, f"{place}", key) for place, key in enumerate(keys)]
-    accepted = await events.publish(flow.daemon, batch)
+    accepted = await ingest.publish(flow.daemon, batch)
     assert [answer.duplicate for answer in accepted] == [False] * len(keys)
     rows = await flow.superuser.fetch("select id, payload from webhookd.events")
     payloads = {row["id"]: row["payload"] for row in rows}
@@ -337,14 +337,14 @@ async def test_batch_answers_in_the_order_of_its_events(flow: Flow) -> None:
 
 async def test_batch_mixes_new_known_and_keyless_events(flow: Flow) -> None:
     """Known keys return their first ids; all other events are new."""
-    [known] = await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, "1", "known")])
+    [known] = await ingest.publish(flow.daemon, [NewEvent(EVENT_TYPE, "1", "known")])
     batch = [
         NewEvent(EVENT_TYPE, "2", "new"),
         NewEvent(EVENT_TYPE, "1", "known"),
         NewEvent(EVENT_TYPE, "3"),
         NewEvent(EVENT_TYPE, "3"),
     ]
-    new, again, *keyless = await events.publish(flow.daemon, batch)
+    new, again, *keyless = await ingest.publish(flow.daemon, batch)
     assert again == known._replace(duplicate=True)
     assert not any(answer.duplicate for answer in (new, *keyless))
     assert len({answer.id for answer in (known, new, *keyless)}) == 4
@@ -354,7 +354,7 @@ async def test_batch_mixes_new_known_and_keyless_events(flow: Flow) -> None:
 async def test_key_twice_in_a_batch_is_a_duplicate(flow: Flow) -> None:
     """The first of equal events is stored, and the others return its id."""
     batch = [NewEvent(EVENT_TYPE, "1", "key"), NewEvent(EVENT_TYPE, "2"), NewEvent(EVENT_TYPE, "1", "key")]
-    first, between, last = await events.publish(flow.daemon, batch)
+    first, between, last = await ingest.publish(flow.daemon, batch)
     assert (first.duplicate, between.duplicate, last.duplicate) == (False, False, True)
     assert last.id == first.id != between.id
     assert await stored(flow) == Stored(2, 2)
@@ -364,28 +364,28 @@ async def test_key_twice_in_a_batch_is_a_duplicate(flow: Flow) -> None:
 async def test_conflict_refuses_the_whole_batch(flow: Flow, conflicting: str) -> None:
     """Other content for a key, used in the batch or before it, stores no event of the batch."""
     if conflicting == "before":
-        await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, '"other"', "key")])
+        await ingest.publish(flow.daemon, [NewEvent(EVENT_TYPE, '"other"', "key")])
     before = await stored(flow)
     batch = [NewEvent(EVENT_TYPE, "1"), NewEvent(EVENT_TYPE, "2", "key"), NewEvent(EVENT_TYPE, "4", "good")]
     if conflicting == "inside":
         batch.append(NewEvent(EVENT_TYPE, "3", "key"))
     with refused("WH409"):
-        await events.publish(flow.daemon, batch)
+        await ingest.publish(flow.daemon, batch)
     assert await stored(flow) == before
 
 
 async def test_one_bad_event_refuses_the_whole_batch(flow: Flow) -> None:
     """An event that cannot be stored refuses the whole batch."""
     with refused("WH400"):
-        await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, "1"), NewEvent("bad type", "2")])
+        await ingest.publish(flow.daemon, [NewEvent(EVENT_TYPE, "1"), NewEvent("bad type", "2")])
     assert await stored(flow) == Stored(0, 0)
 
 
 async def test_batches_with_keys_in_opposite_order_do_not_deadlock(flow: Flow, database: Database) -> None:
     """Two batches that both started and wait at a middle key end one after the other."""
 
-    async def publish_keys(connection: Connection, keys: "Sequence[str]") -> list[events.Accepted]:
-        return await events.publish(connection, [NewEvent(EVENT_TYPE, "{}", key) for key in keys])
+    async def publish_keys(connection: Connection, keys: "Sequence[str]") -> list[ingest.Accepted]:
+        return await ingest.publish(connection, [NewEvent(EVENT_TYPE, "{}", key) for key in keys])
 
     holder, forward, backward = [await database.connect("daemon") for _ in range(3)]
     transaction = holder.transaction()
@@ -451,7 +451,7 @@ async def test_type_and_correlation_id_are_stored(flow: Flow, application: Conne
     """publish() and publish_many() store all four arguments in the row of the event."""
     given = ("order.created_2", "{}", "a key, with a comma", "trace 00-af/7")
     await application.fetchval("select webhookd.publish($1, $2, $3, $4)", *given)
-    await events.publish(flow.daemon, [NewEvent("a.b", "[]", None, "~"), NewEvent("A", "0")])
+    await ingest.publish(flow.daemon, [NewEvent("a.b", "[]", None, "~"), NewEvent("A", "0")])
     rows = await flow.superuser.fetch(
         "select event_type, payload, idempotency_key, correlation_id from webhookd.events order by id"
     )
@@ -464,7 +464,7 @@ async def test_event_has_the_time_of_its_transaction(flow: Flow, application: Co
         now = await application.fetchval("select now()")
         await publish(application)
     assert await flow.superuser.fetchval("select created_at from webhookd.events") == now
-    [accepted] = await events.publish(flow.daemon, [NewEvent(EVENT_TYPE, "{}")])
+    [accepted] = await ingest.publish(flow.daemon, [NewEvent(EVENT_TYPE, "{}")])
     assert accepted.created_at == await flow.superuser.fetchval(
         "select created_at from webhookd.events where id = $1", accepted.id
     )

@@ -15,8 +15,7 @@ from tests.support.guards import Dropped, Weakened
 from tests.support.nightly import first_in_gate
 from tests.support.races import Contest
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import sagas
+from webhookd.deliveries import attempts, sagas
 
 SKIP_LOCKED = "skip locked"
 
@@ -143,9 +142,9 @@ async def two_reapers(race: Race) -> None:
     for lease in await race.first.claim():
         await race.first.expire_lease(lease.job_id)
     async with race.first.daemon.transaction():
-        assert len(await jobs.reset_expired(race.first.daemon, 2, max_lease_resets=5)) == 2
-        assert len(await race.skips(jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5))) == 1
-    assert await jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5) == []
+        assert len(await attempts.reset_expired(race.first.daemon, 2, max_lease_resets=5)) == 2
+        assert len(await race.skips(attempts.reset_expired(race.second.daemon, 9, max_lease_resets=5))) == 1
+    assert await attempts.reset_expired(race.second.daemon, 9, max_lease_resets=5) == []
     assert await race.count("select sum(lease_resets) from webhookd.webhook_delivery_jobs") == 3
 
 
@@ -196,11 +195,11 @@ async def stale_lease_holder(race: Race) -> None:
     await race.first.saga_in(SagaStatus.IN_PROGRESS)
     [lost] = await race.first.claim(worker_id="first")
     await race.first.expire_lease(lost.job_id)
-    await jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5)
+    await attempts.reset_expired(race.second.daemon, 9, max_lease_resets=5)
     [held] = await race.second.claim(worker_id="second")
     assert held.job_id == lost.job_id
     assert await race.first.report(lost) is ReportVerdict.STALE
-    assert await jobs.release(race.first.daemon, [lost]) == []
+    assert await attempts.release(race.first.daemon, [lost]) == []
     assert await race.first.job_status(held.job_id) is AttemptStatus.LEASED
     assert await race.second.report(held) is ReportVerdict.ACCEPTED
 
@@ -212,7 +211,7 @@ async def reset_during_a_report(race: Race) -> None:
     await race.first.expire_lease(lease.job_id)
     transaction = race.first.daemon.transaction()
     await transaction.start()
-    await jobs.reset_expired(race.first.daemon, 9, max_lease_resets=5)
+    await attempts.reset_expired(race.first.daemon, 9, max_lease_resets=5)
     task = await race.waits(race.second.report(lease))
     await transaction.commit()
     assert await task is ReportVerdict.STALE
@@ -226,7 +225,7 @@ async def report_during_a_reset(race: Race) -> None:
     await race.first.expire_lease(lease.job_id)
     async with race.first.daemon.transaction():
         assert await race.first.report(lease) is ReportVerdict.ACCEPTED
-        assert await race.skips(jobs.reset_expired(race.second.daemon, 9, max_lease_resets=5)) == []
+        assert await race.skips(attempts.reset_expired(race.second.daemon, 9, max_lease_resets=5)) == []
     assert await race.first.job_status(lease.job_id) is AttemptStatus.COMPLETED
 
 

@@ -254,7 +254,7 @@ DETOURS = [
     "set session_replication_role = replica",
 ]
 
-# What one component's function may do, and another's may not: (statement, who may, who may not).
+# Statements that the functions of one component may run: (statement, allowed role, denied role).
 MOVE_SAGAS = "update webhookd.webhook_delivery_sagas set updated_at = now()"
 MAKE_SAGAS = "insert into webhookd.webhook_delivery_sagas (event_id) select 1 where false"
 MAKE_JOBS = "insert into webhookd.webhook_delivery_jobs (saga_id) select 1 where false"
@@ -388,18 +388,18 @@ async def test_matrix_has_every_table_and_role(flow: "Flow") -> None:
 @pytest.mark.parametrize("role", ROLES)
 async def test_catalog_equals_the_matrix(flow: "Flow", role: str) -> None:
     """has_table_privilege and has_any_column_privilege equal the matrix, for every table."""
-    asked = "select has_{0}_privilege($1::text, 'webhookd.' || $2::text, $3)"
+    query = "select has_{0}_privilege($1::text, 'webhookd.' || $2::text, $3)"
     held = {}
     for table in await table_columns(flow.superuser):
         held[table] = "".join(
             [
                 letter
                 for letter, privilege in PRIVILEGES.items()
-                if await flow.superuser.fetchval(asked.format("table"), role, table, privilege)
+                if await flow.superuser.fetchval(query.format("table"), role, table, privilege)
             ]
         )
         if not held[table] and await flow.superuser.fetchval(
-            asked.format("any_column"), role, table, "SELECT"
+            query.format("any_column"), role, table, "SELECT"
         ):
             held[table] = "s"
     assert held == EXPECTED[role]

@@ -2,7 +2,7 @@
 
 from tests.support.flow import POLICY, Flow
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts as jobs
+from webhookd.deliveries import attempts
 
 
 async def test_duplicate_event_is_stored_once(flow: Flow) -> None:
@@ -28,7 +28,7 @@ async def test_expired_lease_is_reset_and_delivered_again(flow: Flow) -> None:
     saga_id = await flow.saga_in(SagaStatus.IN_PROGRESS)
     [lost] = await flow.claim(worker_id="crashed")
     await flow.expire_lease(lost.job_id)
-    [reset] = await jobs.reset_expired(flow.daemon, 100, max_lease_resets=5)
+    [reset] = await attempts.reset_expired(flow.daemon, 100, max_lease_resets=5)
     assert (reset.job_id, reset.worker_id, reset.status) == (lost.job_id, "crashed", AttemptStatus.PENDING)
     assert await flow.report(lost) is ReportVerdict.STALE
     [taken] = await flow.claim(worker_id="alive")
@@ -45,10 +45,13 @@ async def test_failures_are_retried_until_the_dead_letter(flow: Flow) -> None:
     for attempt in range(1, POLICY.max_attempts):
         [retried] = await flow.attempt(503)
         assert (retried.status, retried.attempt_count) == (SagaStatus.PENDING_RETRY, attempt)
-    [buried] = await flow.attempt(503)
-    assert (buried.status, buried.attempt_count) == (SagaStatus.DEAD_LETTERED, POLICY.max_attempts)
+    [dead_lettered] = await flow.attempt(503)
+    assert (dead_lettered.status, dead_lettered.attempt_count) == (
+        SagaStatus.DEAD_LETTERED,
+        POLICY.max_attempts,
+    )
     letter = await flow.daemon.fetchrow(
-        "select * from webhookd.dead_letters where id = $1", buried.dead_letter_id
+        "select * from webhookd.dead_letters where id = $1", dead_lettered.dead_letter_id
     )
     assert letter is not None
     assert letter["payload_snapshot"] == '{"amount": 1.10}'

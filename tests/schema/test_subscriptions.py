@@ -17,8 +17,7 @@ from tests.support.waiting import finished, until_blocked, until_finished
 from webhookd.core.errors import Refusal
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import dead_letters, subscriptions
+from webhookd.deliveries import attempts, dead_letters, subscriptions
 
 OTHER_ADDRESS = "https://elsewhere.example/hook?tenant=7"
 HOUR_SECONDS = 3600
@@ -56,11 +55,11 @@ async def change_log(flow: Flow, subscription_id: int) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
-async def delivery(flow: Flow) -> jobs.Message:
+async def delivery(flow: Flow) -> attempts.Message:
     """Return the message of the only waiting attempt; the attempt waits again afterwards."""
     [lease] = await flow.claim()
-    [loaded] = await jobs.load(flow.daemon, [lease])
-    assert await jobs.release(flow.daemon, [lease]) == [lease.job_id]
+    [loaded] = await attempts.load(flow.daemon, [lease])
+    assert await attempts.release(flow.daemon, [lease]) == [lease.job_id]
     return loaded
 
 
@@ -145,27 +144,29 @@ async def test_secret_can_be_imported(flow: Flow) -> None:
 async def test_answered_challenge_verifies(flow: Flow) -> None:
     """The signed challenge goes to the current address with the headers; its answer verifies once."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, headers='{"x": "y"}')
-    begun = await subscriptions.begin_verification(flow.daemon, created.subscription_id)
-    assert (begun.callback_url, begun.secrets) == (ADDRESS, [created.signing_secret])
-    assert json.loads(begun.headers) == {"x": "y"}
-    assert len(begun.challenge) >= 32
+    verification = await subscriptions.begin_verification(flow.daemon, created.subscription_id)
+    assert (verification.callback_url, verification.secrets) == (ADDRESS, [created.signing_secret])
+    assert json.loads(verification.headers) == {"x": "y"}
+    assert len(verification.challenge) >= 32
     assert not await is_verified(flow, created.subscription_id)
-    await subscriptions.complete_verification(flow.daemon, created.subscription_id, begun.challenge)
+    await subscriptions.complete_verification(flow.daemon, created.subscription_id, verification.challenge)
     assert await is_verified(flow, created.subscription_id)
     with refused("WH413"):
-        await subscriptions.complete_verification(flow.daemon, created.subscription_id, begun.challenge)
+        await subscriptions.complete_verification(
+            flow.daemon, created.subscription_id, verification.challenge
+        )
 
 
 async def test_wrong_challenge_is_refused(flow: Flow) -> None:
     """A wrong challenge, or another subscription's, is refused, and the right one stays valid."""
     first, second = await flow.subscribe(verified=False), await flow.subscribe(verified=False)
-    begun = await subscriptions.begin_verification(flow.daemon, first)
+    verification = await subscriptions.begin_verification(flow.daemon, first)
     others = await subscriptions.begin_verification(flow.daemon, second)
-    for wrong in (others.challenge, begun.challenge.upper(), "", begun.challenge[:-1]):
+    for wrong in (others.challenge, verification.challenge.upper(), "", verification.challenge[:-1]):
         with refused("WH413"):
             await subscriptions.complete_verification(flow.daemon, first, wrong)
         assert not await is_verified(flow, first)
-    await subscriptions.complete_verification(flow.daemon, first, begun.challenge)
+    await subscriptions.complete_verification(flow.daemon, first, verification.challenge)
     assert await is_verified(flow, first)
 
 
@@ -192,12 +193,12 @@ async def test_new_challenge_keeps_the_verification(flow: Flow) -> None:
 async def test_new_address_is_unverified(flow: Flow) -> None:
     """A new callback_url clears verified and invalidates the open challenge."""
     subscription_id = await flow.subscribe()
-    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    verification = await subscriptions.begin_verification(flow.daemon, subscription_id)
     await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
     row = await subscription(flow, subscription_id)
     assert (row["callback_url"], row["active"], row["verified"]) == (OTHER_ADDRESS, True, False)
     with refused("WH413"):
-        await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+        await subscriptions.complete_verification(flow.daemon, subscription_id, verification.challenge)
     assert not await is_verified(flow, subscription_id)
     await flow.verify(subscription_id)
     assert await is_verified(flow, subscription_id)
@@ -206,30 +207,30 @@ async def test_new_address_is_unverified(flow: Flow) -> None:
 async def test_old_address_does_not_restore_the_old_challenge(flow: Flow) -> None:
     """Changing the address and changing it back keeps the challenge invalid."""
     subscription_id = await flow.subscribe()
-    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    verification = await subscriptions.begin_verification(flow.daemon, subscription_id)
     await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
     await change(flow, subscription_id, callback_url=ADDRESS)
     with refused("WH413"):
-        await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+        await subscriptions.complete_verification(flow.daemon, subscription_id, verification.challenge)
     assert not await is_verified(flow, subscription_id)
 
 
 async def test_same_address_changes_nothing(flow: Flow) -> None:
     """Setting the current address keeps the verification and the challenge."""
     subscription_id = await flow.subscribe()
-    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    verification = await subscriptions.begin_verification(flow.daemon, subscription_id)
     await change(flow, subscription_id, callback_url=ADDRESS)
     assert await is_verified(flow, subscription_id)
-    await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+    await subscriptions.complete_verification(flow.daemon, subscription_id, verification.challenge)
 
 
 async def test_other_changes_keep_the_challenge(flow: Flow) -> None:
     """Pausing, headers, policy and secrets do not disturb an open verification."""
     subscription_id = await flow.subscribe(verified=False)
-    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    verification = await subscriptions.begin_verification(flow.daemon, subscription_id)
     await change(flow, subscription_id, active=False, headers='{"x": "y"}', max_attempts=2)
     await subscriptions.rotate_secret(flow.daemon, subscription_id, 0)
-    await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+    await subscriptions.complete_verification(flow.daemon, subscription_id, verification.challenge)
     assert await is_verified(flow, subscription_id)
 
 
@@ -239,12 +240,12 @@ async def test_verification_waits_for_an_open_address_change(
 ) -> None:
     """After a commit of the change the verification is refused; after a rollback it succeeds."""
     subscription_id = await flow.subscribe(verified=False)
-    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    verification = await subscriptions.begin_verification(flow.daemon, subscription_id)
     transaction = flow.daemon.transaction()
     await transaction.start()
     await change(flow, subscription_id, callback_url=OTHER_ADDRESS)
     completing = asyncio.create_task(
-        subscriptions.complete_verification(other, subscription_id, begun.challenge)
+        subscriptions.complete_verification(other, subscription_id, verification.challenge)
     )
     await until_blocked(flow.superuser, other.get_server_pid(), flow.daemon.get_server_pid())
     assert not await finished(completing)
@@ -261,9 +262,9 @@ async def test_verification_waits_for_an_open_address_change(
 async def test_address_change_waits_for_an_open_verification(flow: Flow, other: Connection) -> None:
     """A change that waited for the verification still leaves the new address unverified."""
     subscription_id = await flow.subscribe(verified=False)
-    begun = await subscriptions.begin_verification(flow.daemon, subscription_id)
+    verification = await subscriptions.begin_verification(flow.daemon, subscription_id)
     async with flow.daemon.transaction():
-        await subscriptions.complete_verification(flow.daemon, subscription_id, begun.challenge)
+        await subscriptions.complete_verification(flow.daemon, subscription_id, verification.challenge)
         changing = asyncio.create_task(
             subscriptions.update(other, subscription_id, {"callback_url": OTHER_ADDRESS})
         )
@@ -584,7 +585,7 @@ async def test_leased_attempt_finishes_during_a_hold(flow: Flow, how: str) -> No
     subscription_id = await with_attempt(flow, await flow.subscribe())
     [lease] = await flow.claim()
     await hold(flow, subscription_id, how)
-    assert len(await jobs.load(flow.daemon, [lease])) == 1
+    assert len(await attempts.load(flow.daemon, [lease])) == 1
     await flow.report(lease)
     [moved] = await flow.apply()
     assert moved.status is SagaStatus.COMPLETED

@@ -9,7 +9,7 @@ from tests.support.database import Database
 from tests.support.job_queue import ACTOR, KIND, JobQueue, Status
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from webhookd.core.metrics import JOB_QUEUE
-from webhookd.daemon import status as loop
+from webhookd.daemon import status as status_module
 from webhookd.daemon.status import COUNTED_UP_TO, Monitor, StatusReporter
 
 # All different, so that a mix-up is noticed: `enabled` is 1, the age at least 1000.
@@ -49,7 +49,7 @@ async def test_status_and_gauges_show_what_the_health_function_counts(
     database: Database, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each number appears under its own name in fn_job_queue_health, /status and the metrics."""
-    monkeypatch.setattr(loop, "TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
+    monkeypatch.setattr(status_module, "TIMEOUT_SECONDS", CONDITION_TIMEOUT_SECONDS)
     queue = await JobQueue.open(database)
     await fill(queue)
     counted = await queue.call("fn_job_queue_health")

@@ -10,7 +10,7 @@ from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until, until_true
 from webhookd.core.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
 from webhookd.deliveries import sagas, subscriptions
-from webhookd.deliveries import starter as starting
+from webhookd.deliveries import starter as starter_module
 from webhookd.deliveries.applier import Applier, LimitSweeper
 from webhookd.deliveries.starter import Starter
 from webhookd.wakeups import Work
@@ -38,7 +38,7 @@ def will_notify(parts: Parts, work: Work) -> bool:
 @pytest.fixture
 def no_search_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches follow each other without a rest."""
-    monkeypatch.setattr(starting, "SEARCH_REST_FACTOR", 0)
+    monkeypatch.setattr(starter_module, "SEARCH_REST_FACTOR", 0)
 
 
 @dataclass

@@ -13,10 +13,10 @@ from tests.stage.test_orchestration import applier_of, calls_of, starter_of
 from tests.support.flow import Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until, until_true
 from webhookd.core.settings import OrchestrationSettings, ServicesSettings, Settings
-from webhookd.deliveries import applier as applying
+from webhookd.deliveries import applier as applier_module
 from webhookd.deliveries import attempts
 from webhookd.deliveries import reporter as reporter_module
-from webhookd.deliveries import starter as starting
+from webhookd.deliveries import starter as starter_module
 from webhookd.deliveries import worker as worker_module
 from webhookd.deliveries.reporter import Finished
 from webhookd.deliveries.worker import Worker
@@ -93,7 +93,7 @@ async def applier(flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> 
         yield Stage(COMPLETED, give)
 
 
-STAGES = [(starter, starting), (reporter, reporter_module), (applier, applying)]
+STAGES = [(starter, starter_module), (reporter, reporter_module), (applier, applier_module)]
 
 
 @pytest.mark.parametrize(("stage", "module"), STAGES, ids=["starter", "reporter", "applier"])

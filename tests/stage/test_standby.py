@@ -12,7 +12,7 @@ from tests.support.database import Cluster, Database
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 from webhookd.core.errors import DatabaseUnavailable
 from webhookd.db.pool import Pool
-from webhookd.deliveries import ingest as events
+from webhookd.deliveries import ingest
 from webhookd.deliveries.ingest import Accepted, NewEvent
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def until_commits_wait(superuser: "Connection", other: "Connection") -> No
 async def publish(pool: Pool) -> Accepted:
     """Publish one event, as ingest does."""
     async with pool.connection() as connection:
-        [accepted] = await events.publish(connection, [EVENT])
+        [accepted] = await ingest.publish(connection, [EVENT])
     return accepted
 
 

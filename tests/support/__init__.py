@@ -1,1 +1,1 @@
-"""What the tests stand on: servers, databases, and ways to see a backend wait."""
+"""Helpers of the tests: servers, databases, daemons, endpoints, load and checks."""

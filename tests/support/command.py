@@ -1,4 +1,4 @@
-"""The command line as a process: its exit code and its lines."""
+"""Runs `webhookd` commands as processes; returns exit code and output lines."""
 
 import asyncio
 import sys
@@ -8,13 +8,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DSN = "WEBHOOKD_DATABASE_DSN"
-# As much as a process may take on a busy machine; nothing waits for it to pass.
+# Enough for a busy machine; only reached if a process hangs.
 PROCESS_TIMEOUT_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it said."""
+    """Exit code and output of a command."""
 
     code: int
     out: list[str]
@@ -22,20 +22,19 @@ class Ended:
 
 
 class Command:
-    """The command line, in an empty folder and an environment of its own."""
+    """Runs commands in an empty folder with a minimal environment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     async def start(self, *arguments: str, environment: Mapping[str, str]) -> asyncio.subprocess.Process:
-        """Start a command."""
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "webhookd",
             *arguments,
             cwd=self.folder,
-            # Nothing of the tester's own; only what lets Python find this checkout.
+            # Not the environment of the tests; only the path that Python needs to find this checkout.
             env={"PYTHONPATH": str(ROOT), **environment},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -43,13 +42,13 @@ class Command:
         )
 
     async def run(self, *arguments: str, dsn: str | None = None, **environment: str) -> Ended:
-        """Run a command to its end."""
+        """Run a command until it exits."""
         if dsn is not None:
             environment[DSN] = dsn
         return await self.end(await self.start(*arguments, environment=environment))
 
     async def refused(self, code: int, *arguments: str, dsn: str | None = None, **environment: str) -> str:
-        """Run a command that must fail with this code; the one line it says about it."""
+        """Run a command that must fail with this code, and return its one-line error."""
         ended = await self.run(*arguments, dsn=dsn, **environment)
         assert not any("Traceback" in line for line in ended.err), ended.err
         assert ended.code == code, ended
@@ -57,7 +56,7 @@ class Command:
         return ended.err[0]
 
     async def end(self, process: asyncio.subprocess.Process) -> Ended:
-        """Wait for a command's end."""
+        """Wait until a command exits."""
         try:
             out, err = await asyncio.wait_for(process.communicate(), PROCESS_TIMEOUT_SECONDS)
         finally:

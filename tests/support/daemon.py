@@ -1,4 +1,4 @@
-"""A real `webhookd serve`, as a process with verbs."""
+"""Runs a real `webhookd serve` process: starts and stops it, sends requests, reads its log."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ RELOADS = "webhookd_config_reloads_total"
 
 
 class DaemonProcess:
-    """One instance with a configuration file of its own."""
+    """One instance with its own configuration file."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class DaemonProcess:
         self.port = free_port()
         self.config_path = folder / "webhookd.toml"
         self.log_path = folder / "log.jsonl"
-        self.environment = dict(environment or {})  # beside the tests' own
+        self.environment = dict(environment or {})  # in addition to the environment of the tests
         self.python = sys.executable
-        self.account: Account | None = None  # another's than the tests'
-        self.is_forked = False  # from a process that has read its modules already
-        self.token: str | None = None  # to ask with, where tokens are set: one that may read
+        self.account: Account | None = None  # run as this user instead of the user of the tests
+        self.is_forked = False  # start it from a process that has imported its modules already
+        self.token: str | None = None  # for requests, if api.tokens is set; needs the scope read
         self._sections: dict[str, dict[str, Any]] = {
             "database": {"dsn": dsn},
             "api": {"listen": f"127.0.0.1:{self.port}"},
@@ -51,7 +51,7 @@ class DaemonProcess:
         self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def configure(self, **sections: dict[str, Any]) -> None:
-        """Change the file; a running daemon reads it at `sighup`."""
+        """Change the file; a running daemon reads it at `reload`."""
         for name, values in sections.items():
             self._sections.setdefault(name, {}).update(values)
         lines = []
@@ -61,20 +61,20 @@ class DaemonProcess:
         self.put("\n".join(lines) + "\n")
 
     def put(self, text: str) -> None:
-        """Another file in the place of this one, at once: a daemon that reads meanwhile sees no half."""
-        beside = self.config_path.with_suffix(".new")
-        beside.write_text(text)
-        beside.chmod(0o600)  # there is a password in it
-        beside.replace(self.config_path)
+        """Replace the file atomically, so that a daemon never reads half of it."""
+        new = self.config_path.with_suffix(".new")
+        new.write_text(text)
+        new.chmod(0o600)  # it contains a password
+        new.replace(self.config_path)
 
     async def start(self, *options: str) -> Self:
-        """Start it, and return when it is ready."""
+        """Start it and wait until it is ready."""
         self.launch(*options)
         await self.until(lambda: self.get("/readyz")[0] == 200, "ready")
         return self
 
     def launch(self, *options: str) -> None:
-        """Start it, whatever becomes of it."""
+        """Start it without waiting."""
         arguments = ["--config", str(self.config_path), "serve", *options]
         environment = os.environ | self.environment
         if self.is_forked and self.account is None and self.python == sys.executable:
@@ -99,84 +99,84 @@ class DaemonProcess:
         assert self._process is not None
         return self._process
 
-    # What an operator does.
+    # Signals and shutdown.
 
     def sighup(self) -> None:
-        """Have it reload."""
+        """Ask for a reload."""
         self.process.send_signal(signal.SIGHUP)
 
     async def reload(self) -> bool:
-        """Have it reload, and return when it has: whether it took the file."""
+        """Reload, and return whether the file was accepted."""
         before = self.metric(RELOADS)
         self.sighup()
         await self.until(lambda: self.metric(RELOADS) > before, "reloaded")
         return self.metric("webhookd_config_last_reload_successful") == 1
 
     def sigterm(self) -> None:
-        """Have it drain and end."""
+        """Ask for a graceful shutdown."""
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     async def ended(self) -> int:
-        """Its exit code, once it has one."""
+        """Wait until it exits, and return its exit code."""
         await self.until(lambda: self.process.poll() is not None, "ended")
         code = self.process.returncode
         assert code is not None
         return code
 
     def stop(self) -> None:
-        """End it, whatever it does, at the end of a test."""
+        """Kill it if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self.kill()
 
-    # What it is asked.
+    # Requests.
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """What it answers; 0 while it does not."""
-        return self._ask(path)
+        """Return status and body; status 0 without a response."""
+        return self._request(path)
 
     def get_json(self, path: str) -> Any:
-        """What it says, which must be 200."""
+        """Return the document of a response, which must have status 200."""
         status, body = self.get(path)
         assert status == 200, (status, body)
         return json.loads(body)
 
     def post(self, path: str, body: bytes) -> tuple[int, Any]:
-        """What it answers to these very bytes, which say that they are JSON."""
-        status, answer = self._ask(path, body)
-        return status, json.loads(answer)
+        """Send these bytes as JSON, and return status and document."""
+        status, response = self._request(path, body)
+        return status, json.loads(response)
 
     def post_json(self, path: str, body: object) -> tuple[int, Any]:
-        """What it answers to a value."""
+        """Send a value as JSON, and return status and document."""
         return self.post(path, json.dumps(body).encode())
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples, or of those with these labels."""
+        """Return the sum of a metric's samples that have these labels."""
         wanted = {f'{label}="{value}"' for label, value in labels.items()}
         return sum(value for found, value in self._samples(name) if wanted <= found)
 
-    # What is seen of it.
+    # Log and memory.
 
-    def said(self) -> list[str]:
-        """All that it wrote, line by line."""
-        written, _, _half_a_line = self.log_path.read_text().rpartition("\n")
-        return written.splitlines()
+    def output_lines(self) -> list[str]:
+        """Return the complete lines of its output."""
+        complete, _, _partial_line = self.log_path.read_text().rpartition("\n")
+        return complete.splitlines()
 
     def logged(self, message: str) -> list[dict[str, Any]]:
-        """The log lines with this message in them."""
-        lines = [json.loads(line) for line in self.said() if line.startswith("{")]
+        """Return the log lines whose message contains this text."""
+        lines = [json.loads(line) for line in self.output_lines() if line.startswith("{")]
         return [line for line in lines if message in line["message"]]
 
     def faults(self) -> list[dict[str, Any]]:
-        """The log lines about our own faults: a database that is away is none."""
+        """Return the log lines of level error; an unavailable database is only a warning."""
         return [line for line in self.logged("") if line["level"] == "error"]
 
     def resident_bytes(self) -> int:
-        """How much memory it has."""
+        """Return its resident memory."""
         status = Path(f"/proc/{self.process.pid}/status")
         if status.is_file():
             [kibibytes] = [line.split()[1] for line in status.read_text().splitlines() if "VmRSS:" in line]
@@ -186,7 +186,7 @@ class DaemonProcess:
         return int(kibibytes) * 1024
 
     async def until(self, condition: Any, what: str) -> None:
-        """Wait for a condition, asked without blocking the loop."""
+        """Wait for a condition, which is checked in a thread."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CONDITION_TIMEOUT_SECONDS
         while not await asyncio.to_thread(condition):
@@ -196,16 +196,14 @@ class DaemonProcess:
                 )
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
-    # Inside.
-
-    def _ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    def _request(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=CONDITION_TIMEOUT_SECONDS) as answer:  # noqa: S310  http, and to ourselves
-                return answer.status, answer.read()
+            with urllib.request.urlopen(request, timeout=CONDITION_TIMEOUT_SECONDS) as response:  # noqa: S310  http to the daemon
+                return response.status, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
         except OSError:
@@ -222,7 +220,7 @@ class DaemonProcess:
 
 
 def _toml(value: Any) -> str:
-    """JSON's strings, numbers and booleans are TOML's; its objects are not."""
+    """Strings, numbers and booleans are written as in JSON; tables are not."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {_toml(part)}' for key, part in value.items())}}}"
     if isinstance(value, list):

@@ -7,10 +7,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import dead_letters, sagas, subscriptions
-from webhookd.deliveries import ingest as events
-from webhookd.deliveries import router as routing
+from webhookd.deliveries import attempts, dead_letters, ingest, router, sagas, subscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,21 +63,21 @@ class Flow:
 
     async def verify(self, subscription_id: int) -> None:
         """Answer the challenge."""
-        begun = await subscriptions.begin_verification(self.daemon, subscription_id)
-        await subscriptions.complete_verification(self.daemon, subscription_id, begun.challenge)
+        verification = await subscriptions.begin_verification(self.daemon, subscription_id)
+        await subscriptions.complete_verification(self.daemon, subscription_id, verification.challenge)
 
     async def publish(
         self, event_type: str = EVENT_TYPE, payload: str = "{}", idempotency_key: str | None = None
     ) -> int:
         """Publish an event and return its id."""
-        [accepted] = await events.publish(
-            self.daemon, [events.NewEvent(event_type, payload, idempotency_key)]
+        [accepted] = await ingest.publish(
+            self.daemon, [ingest.NewEvent(event_type, payload, idempotency_key)]
         )
         return accepted.id
 
-    async def route(self, batch_size: int = 1000) -> routing.Routed:
+    async def route(self, batch_size: int = 1000) -> router.Routed:
         """Create the sagas of the events in the routing queue."""
-        return await routing.route(self.daemon, batch_size)
+        return await router.route(self.daemon, batch_size)
 
     async def start(
         self,
@@ -101,15 +98,15 @@ class Flow:
 
     async def claim(
         self, wanted: int = 1000, *, worker_id: str = "worker", lease_seconds: float = 60, slots: int = 1000
-    ) -> list[jobs.Lease]:
+    ) -> list[attempts.Lease]:
         """Lease pending attempts."""
-        claims = await jobs.claim(self.daemon, worker_id, wanted, lease_seconds, slots)
+        claims = await attempts.claim(self.daemon, worker_id, wanted, lease_seconds, slots)
         return [claim.lease for claim in claims]
 
-    async def report(self, lease: jobs.Lease, response_status: int = 200) -> ReportVerdict:
+    async def report(self, lease: attempts.Lease, response_status: int = 200) -> ReportVerdict:
         """Report the answer of an endpoint."""
-        verdicts = await jobs.report(
-            self.daemon, [jobs.Report(lease.job_id, lease.lease_token, response_status)]
+        verdicts = await attempts.report(
+            self.daemon, [attempts.Report(lease.job_id, lease.lease_token, response_status)]
         )
         return verdicts[lease.job_id]
 

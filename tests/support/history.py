@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tests.support.database import Cluster, Database
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import ingest as events
-from webhookd.deliveries import router as routing
-from webhookd.deliveries import sagas
+from webhookd.deliveries import attempts, ingest, router, sagas
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
@@ -82,12 +79,12 @@ async def table_names(connection: "Connection") -> list[str]:
 async def write_backlog(daemon: "Connection") -> None:
     """Create events to route, sagas due or waiting for a retry, and Pending and Leased attempts."""
     await publish(daemon, WAITING_EVENTS)
-    while (await routing.route(daemon, 1000)).events:
+    while (await router.route(daemon, 1000)).events:
         pass
     shares = [sagas.Share(subscription_id, JOBS_OF_EACH) for subscription_id in subscription_ids()]
     await sagas.start(daemon, shares, JOBS_OF_EACH, POLICY.max_attempts)
     failed = await claim(daemon, RETRYING_JOBS)
-    await jobs.report(daemon, [jobs.Report(lease.job_id, lease.lease_token, 500) for lease in failed])
+    await attempts.report(daemon, [attempts.Report(lease.job_id, lease.lease_token, 500) for lease in failed])
     await sagas.apply_results(daemon, RETRYING_JOBS, POLICY, UNLIMITED)
     await claim(daemon, LEASED_JOBS)
     await publish(daemon, QUEUED_EVENTS)
@@ -95,20 +92,20 @@ async def write_backlog(daemon: "Connection") -> None:
 
 async def claim(
     daemon: "Connection", wanted: int, *, lease_seconds: float = LONG_SECONDS
-) -> list[jobs.Lease]:
+) -> list[attempts.Lease]:
     """Lease attempts."""
-    claims = await jobs.claim(daemon, "worker", wanted, lease_seconds, subscription_slots=UNLIMITED)
+    claims = await attempts.claim(daemon, "worker", wanted, lease_seconds, subscription_slots=UNLIMITED)
     return [claim.lease for claim in claims]
 
 
 async def publish(daemon: "Connection", number: int) -> None:
     """Publish events, of each type in turn."""
-    await events.publish(daemon, [new_event(place) for place in range(number)])
+    await ingest.publish(daemon, [new_event(place) for place in range(number)])
 
 
-def new_event(place: int, idempotency_key: str | None = None) -> events.NewEvent:
+def new_event(place: int, idempotency_key: str | None = None) -> ingest.NewEvent:
     """Return an event like that of the history at this place."""
-    return events.NewEvent(f"type.n{place % EVENT_TYPES}", '{"amount": 1}', idempotency_key)
+    return ingest.NewEvent(f"type.n{place % EVENT_TYPES}", '{"amount": 1}', idempotency_key)
 
 
 def past_key(place: int) -> str:

@@ -29,7 +29,7 @@ create table public.client (event_id bigint, idempotency_key text, payload text)
 """
 
 INVARIANTS = {
-    "I1 an event that a client was told of is missing": """
+    "I1 an event that was acknowledged to a client is missing": """
         select c.event_id from public.client c
         left join webhookd.events e
             on e.id = c.event_id and e.idempotency_key is not distinct from c.idempotency_key

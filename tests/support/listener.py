@@ -1,4 +1,4 @@
-"""A real `webhookd listen`, as a process with verbs; what it prints is read as it comes."""
+"""Runs a real `webhookd listen` process, reads its output, and sends requests to it."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from webhookd.outbound.signatures import sign
 
 
 class ListenerProcess:
-    """One receiver. Its data folder has the certificate that its daemon must trust."""
+    """A receiver. Its data folder has the certificate that its daemon must trust."""
 
     def __init__(self, folder: Path, data_dir: Path, environment: Mapping[str, str] | None = None) -> None:
         self._folder = folder
@@ -28,13 +28,13 @@ class ListenerProcess:
         self._process: Forked | None = None
 
     async def start(self, *arguments: str) -> Self:
-        """Start it, and return when it is ready."""
+        """Start it and wait until it is ready."""
         self.launch(*arguments)
-        await self._until(lambda: re.search(r"^(Next|Ready)", self.told(), re.MULTILINE), "ready")
+        await self._until(lambda: re.search(r"^(Next|Ready)", self.stderr(), re.MULTILINE), "ready")
         return self
 
     def launch(self, *arguments: str) -> None:
-        """Start it, whatever becomes of it."""
+        """Start it without waiting."""
         self._folder.mkdir(exist_ok=True)
         stdout, stderr = self._folder / "stdout", self._folder / "stderr"
         for written in (stdout, stderr):
@@ -50,42 +50,40 @@ class ListenerProcess:
         return self._process
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
+        """Send SIGINT, as Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
 
     async def ended(self) -> int:
-        """Its exit code, once it has one."""
+        """Wait until it exits, and return its exit code."""
         await self._until(lambda: self.process.poll() is not None, "ended")
         code = self.process.returncode
         assert code is not None
         return code
 
     def stop(self) -> None:
-        """End it, whatever it does, at the end of a test."""
+        """Kill it if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
-    def printed(self) -> str:
-        """All that it wrote to stdout."""
+    def stdout(self) -> str:
         return (self._folder / "stdout").read_text()
 
-    def told(self) -> str:
-        """All that it wrote to stderr."""
+    def stderr(self) -> str:
         return (self._folder / "stderr").read_text()
 
     @property
     def url(self) -> str:
-        found = re.search(r"^Listening on (\S+)", self.told(), re.MULTILINE)
-        assert found, self.told()
+        found = re.search(r"^Listening on (\S+)", self.stderr(), re.MULTILINE)
+        assert found, self.stderr()
         return found[1]
 
     def lines(self) -> list[Any]:
-        """What it printed with --json."""
-        return [json.loads(line) for line in self.printed().splitlines(keepends=True) if line.endswith("\n")]
+        """Return the documents printed with --json."""
+        return [json.loads(line) for line in self.stdout().splitlines(keepends=True) if line.endswith("\n")]
 
     async def deliveries(self, count: int) -> list[Any]:
-        """What it printed with --json, but for challenges, once there are so many."""
+        """Wait for `count` deliveries printed with --json, and return them without challenges."""
 
         def found() -> list[Any]:
             return [line for line in self.lines() if not line["challenge"]]
@@ -93,15 +91,15 @@ class ListenerProcess:
         await self._until(lambda: len(found()) >= count, f"{count} deliveries")
         return found()
 
-    async def has_printed(self, text: str) -> str:
-        """All that it printed, once this is in it."""
-        await self._until(lambda: text in self.printed(), f"printed {text!r}")
-        return self.printed()
+    async def prints(self, text: str) -> str:
+        """Wait until it has printed this text, and return everything printed so far."""
+        await self._until(lambda: text in self.stdout(), f"printed {text!r}")
+        return self.stdout()
 
     def send(
         self, body: bytes, secret: str | None = None, message_id: str = "evt_1", **headers: str
     ) -> tuple[int, bytes]:
-        """What it answers to a message, signed by this secret. Names of headers have underscores here."""
+        """Send a message, signed if a secret is given; header names are written with underscores."""
         now = int(time.time())
         given = {"webhook-id": message_id, "webhook-timestamp": str(now)}
         if secret is not None:
@@ -110,8 +108,8 @@ class ListenerProcess:
         request = urllib.request.Request(self.url, body, given)  # noqa: S310  https
         tls = ssl.create_default_context(cafile=self._ca_file)
         try:
-            with urllib.request.urlopen(request, timeout=10, context=tls) as answer:  # noqa: S310  https
-                return answer.status, answer.read()
+            with urllib.request.urlopen(request, timeout=10, context=tls) as response:  # noqa: S310  https
+                return response.status, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
 
@@ -120,5 +118,7 @@ class ListenerProcess:
         deadline = loop.time() + CONDITION_TIMEOUT_SECONDS
         while not condition():
             if loop.time() > deadline or (self.process.poll() is not None and what != "ended"):
-                raise AssertionError(f"not {what}: exit {self.process.poll()}\n{self.told()}{self.printed()}")
+                raise AssertionError(
+                    f"not {what}: exit {self.process.poll()}\n{self.stderr()}{self.stdout()}"
+                )
             await asyncio.sleep(POLL_INTERVAL_SECONDS)

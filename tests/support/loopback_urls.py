@@ -1,4 +1,4 @@
-"""Runs inside schemathesis, as its hooks: what it makes up stays on this machine, and waits for nothing."""
+"""Hooks for schemathesis: generated URLs stay on this machine, and generated waits are short."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ schemathesis.openapi.format("uri", strategies.builds("https://127.0.0.1:{}/{}".f
 
 @schemathesis.hook
 def before_call(_: Any, case: Any, __: Any) -> None:
-    """What could wait half a minute for a job waits a moment."""
+    """Shorten waits of up to 30 s for a job to 0.1 s."""
     waits = case.body.get("wait_seconds") if isinstance(case.body, dict) else None
     if isinstance(waits, int | float) and 0 < waits <= 30:
         case.body["wait_seconds"] = 0.1

@@ -36,9 +36,9 @@ class Names:
         self._save()
 
     @property
-    def asked(self) -> list[str]:
+    def lookups(self) -> list[str]:
         """Return every lookup, in order."""
-        return self._read("asked.jsonl")
+        return self._read("lookups.jsonl")
 
     @property
     def dials(self) -> set[tuple[str, int]]:

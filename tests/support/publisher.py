@@ -1,4 +1,4 @@
-"""Applications that publish over HTTP, whatever happens to those they ask, and what they were told."""
+"""Applications that publish events over HTTP through all faults, and record which were accepted."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,19 @@ from tests.support.flow import EVENT_TYPE
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 
 APPLICATIONS = 8
-# Of each application: a load that leaves room for the others on a small machine.
+# Per application: a load that leaves CPU time for the daemons on a small machine.
 PACE_SECONDS = 0.04
 RETRY_SECONDS = 0.1
 BATCH_EVENTS = 20
 ACCEPTED, UNAVAILABLE = 202, 503
-# Longer than any answer may take, and than any answer takes: only to end a hang.
+# Longer than any response takes; only reached if a request hangs.
 ANSWER_TIMEOUT_SECONDS = 20
 
 
 class Publisher:
-    """Applications that each publish one event after the other, and ask again until it is accepted.
+    """Applications that publish one event after another and retry each until it is accepted.
 
-    Every `batch_every`th request is a batch. What they are told is written down at once, if there is a log.
+    Every `batch_every`th request is a batch. Accepted events are written to the log at once, if there is one.
     """
 
     def __init__(
@@ -57,14 +57,15 @@ class Publisher:
         self._stopping = False
         self._going = asyncio.Event()
         self._going.set()
-        self.told: dict[str, tuple[int, str]] = {}  # by key: the event's id, and the payload that was sent
-        self.told_at = 0.0  # when one was last accepted, by time.monotonic()
-        self.turned_away: Counter[str] = Counter()
-        self.known_already = 0  # accepted before, and the answer lost
+        # The id and the sent payload of each accepted event, by idempotency key.
+        self.accepted_events: dict[str, tuple[int, str]] = {}
+        self.last_accepted_at = 0.0  # by time.monotonic()
+        self.rejections: Counter[str] = Counter()
+        self.duplicates = 0  # accepted by an earlier request whose response was lost
 
     @contextlib.asynccontextmanager
     async def publishing(self) -> "AsyncIterator[Publisher]":
-        """Publish for the length of the block; at its end all that was begun is accepted."""
+        """Publish during the block; at its end, wait until every started request is accepted."""
         self._stopping = False
         timeout = aiohttp.ClientTimeout(total=self._answer_timeout_seconds)
         async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -79,21 +80,21 @@ class Publisher:
                     application.cancel()
 
     async def accepted(self, more: int) -> None:
-        """Wait until so many more were accepted."""
-        wanted = len(self.told) + more
-        await until_true(lambda: len(self.told) >= wanted)
+        """Wait until `more` further events are accepted."""
+        wanted = len(self.accepted_events) + more
+        await until_true(lambda: len(self.accepted_events) >= wanted)
 
     async def refused(self, more: int) -> None:
-        """Wait until so many more were answered with 503."""
-        wanted = self.turned_away["503"] + more
-        await until_true(lambda: self.turned_away["503"] >= wanted)
+        """Wait until `more` further requests got 503."""
+        wanted = self.rejections["503"] + more
+        await until_true(lambda: self.rejections["503"] >= wanted)
 
     def pause(self) -> None:
-        """Ask nothing."""
+        """Stop sending requests."""
         self._going.clear()
 
-    def go_on(self) -> None:
-        """Publish again."""
+    def resume(self) -> None:
+        """Continue after `pause`."""
         self._going.set()
 
     async def _publish(self, session: aiohttp.ClientSession) -> None:
@@ -101,30 +102,31 @@ class Publisher:
             is_batch = self._batch_every is not None and next(self._requests) % self._batch_every == 0
             numbers = [next(self._numbers) for _ in range(BATCH_EVENTS if is_batch else 1)]
             attempt = count(numbers[0])
-            while (accepted := await self._ask(session, numbers, next(attempt))) is None:
+            while (accepted := await self._send(session, numbers, next(attempt))) is None:
                 await asyncio.sleep(RETRY_SECONDS)
                 await self._going.wait()
-            self._note(numbers, accepted)
+            self._record(numbers, accepted)
             await asyncio.sleep(self.pace_seconds)
             await self._going.wait()
 
-    def _note(self, numbers: list[int], accepted: list[dict[str, Any]]) -> None:
-        self.told_at = time.monotonic()
+    def _record(self, numbers: list[int], accepted: list[dict[str, Any]]) -> None:
+        self.last_accepted_at = time.monotonic()
         fresh = {
-            _key(number): (one["id"], _payload(number)) for number, one in zip(numbers, accepted, strict=True)
+            _key(number): (event["id"], _payload(number))
+            for number, event in zip(numbers, accepted, strict=True)
         }
-        self.told |= fresh
-        self.known_already += sum(one["duplicate"] for one in accepted)
+        self.accepted_events |= fresh
+        self.duplicates += sum(event["duplicate"] for event in accepted)
         if self._log_path is not None:
             with self._log_path.open("a") as log:
                 log.writelines(json.dumps([key, event_id]) + "\n" for key, (event_id, _) in fresh.items())
 
-    async def _ask(
+    async def _send(
         self, session: aiohttp.ClientSession, numbers: list[int], attempt: int
     ) -> list[dict[str, Any]] | None:
-        """What it was told of each, or None if it may be asked again, of another instance if there is one.
+        """Return the accepted events, or None if the request must be retried, at the next instance if any.
 
-        Anything else is a failure of the test.
+        Any other response fails the test.
         """
         daemon = self.daemons[attempt % len(self.daemons)]
         url = f"http://127.0.0.1:{daemon.port}/v1/events"
@@ -139,20 +141,20 @@ class Publisher:
             )
             body = f'{{"events": [{", ".join(members)}]}}'
         try:
-            async with session.post(url, data=body.encode(), headers=headers) as answer:
-                text = await answer.text()
+            async with session.post(url, data=body.encode(), headers=headers) as response:
+                text = await response.text()
         except TimeoutError:
-            self.turned_away["no answer"] += 1
+            self.rejections["no response"] += 1
             return None
         except aiohttp.ClientError:
-            self.turned_away["connection"] += 1
+            self.rejections["connection"] += 1
             return None
-        if answer.status == UNAVAILABLE:
-            self.turned_away["503"] += 1
+        if response.status == UNAVAILABLE:
+            self.rejections["503"] += 1
             return None
-        assert answer.status == ACCEPTED, text
-        told = json.loads(text)
-        accepted: list[dict[str, Any]] = told.get("events", [told])
+        assert response.status == ACCEPTED, text
+        document = json.loads(text)
+        accepted: list[dict[str, Any]] = document.get("events", [document])
         return accepted
 
     def _event(self, number: int) -> str:
@@ -165,5 +167,5 @@ def _key(number: int) -> str:
 
 
 def _payload(number: int) -> str:
-    """Text that only a copy keeps."""
+    """Return JSON text that only an exact copy preserves."""
     return f'{{ "n":{number}.0, "name" : "é\\u0000" }}'

@@ -1,4 +1,4 @@
-"""Programs of others that a test asks: run with a deadline, and to their content."""
+"""Runs external programs with a deadline."""
 
 import os
 import subprocess
@@ -6,11 +6,11 @@ import subprocess
 TIMEOUT_SECONDS = 120
 
 
-def content(program: str, *arguments: str, said: str = "", **environment: str) -> str:
-    """What a program says to its arguments and input; it must end with 0."""
+def run_program(program: str, *arguments: str, stdin: str = "", **environment: str) -> str:
+    """Run a program that must succeed, and return its output."""
     done = subprocess.run(
         [program, *arguments],
-        input=said,
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,

@@ -1,7 +1,7 @@
-"""Load that keeps its books: what applications were told, what endpoints got, and how instances felt.
+"""Recorded load: events that were accepted, requests that endpoints received, health of instances.
 
-A Publisher and a Receiver run while a test breaks something; `record` puts what they saw beside what the
-database says, for the invariants to compare.
+A Publisher and a Receiver run while a test breaks something; `record` stores their records in the database,
+where the invariants compare them with its content.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 OK_AND_CLOSE = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 HEALTH_INTERVAL_SECONDS = 0.05
-# Whatever was committed is in the queue, or has its sagas: what is in neither is lost, for I1 to tell.
+# A committed event is in the queue or has its sagas. An event in neither is lost, which I1 reports.
 ALL_DELIVERED = """
     select not exists (select from webhookd.event_routing_queue)
         and not exists (select from webhookd.webhook_delivery_sagas where status <> 'Completed')
@@ -37,7 +37,7 @@ ALL_DELIVERED = """
 
 @dataclass(eq=False)
 class Receipt:
-    """A request, whether it verified when it came, and what was answered, if that could be sent."""
+    """A request, whether its signature verified on arrival, and the status of the sent response."""
 
     request: Request
     verifies: bool
@@ -45,7 +45,7 @@ class Receipt:
 
 
 class Receiver:
-    """Subscriptions at an endpoint, which takes a moment for each request and answers 200, or as told."""
+    """Subscriptions at an endpoint that answers each request after a moment, with 200 or a chosen status."""
 
     def __init__(
         self, endpoint: Endpoint, moment_seconds: float = 0.05, *, keeps_connections: bool = True
@@ -55,7 +55,7 @@ class Receiver:
         self._keeps_connections = keeps_connections
         self._held = False
         self._created: dict[str, subscriptions.Created] = {}
-        self._failing: dict[str, int] = {}  # what is answered there instead
+        self._failing: dict[str, int] = {}  # response status by path
         self.receipts: list[Receipt] = []
         endpoint.behave(self._answer)
 
@@ -70,7 +70,7 @@ class Receiver:
         fails_with: int | None = None,
         max_attempts: int | None = None,
     ) -> None:
-        """A subscription, at a path of its own, by a name that leads here."""
+        """Create a subscription with its own path, at a host name of this endpoint."""
         path = path or f"/{event_type}"
         created = await subscriptions.create(
             flow.daemon, event_type, self._endpoint.url(path, host), max_attempts=max_attempts
@@ -82,19 +82,19 @@ class Receiver:
             await flow.verify(created.subscription_id)
 
     def hold(self) -> None:
-        """Answer nothing for now."""
+        """Hold all responses."""
         self._held = True
 
     def release(self) -> None:
-        """Answer again, also what was held."""
+        """Send responses again, including the held ones."""
         self._held = False
 
     async def received(self, more: int) -> None:
-        """Wait until so many more requests came."""
+        """Wait until `more` further requests have arrived."""
         await self._endpoint.received(len(self._endpoint.requests) + more)
 
     def rows(self) -> list[tuple[object, ...]]:
-        """Each request as the invariants want it: whose, when, which bytes, and whether it verifies."""
+        """Return each request as a row for the invariants."""
         rows: list[tuple[object, ...]] = []
         for receipt in self.receipts:
             request = receipt.request
@@ -111,16 +111,18 @@ class Receiver:
         return rows
 
     async def _answer(self, request: Request, connection: Connection) -> bool:
-        # Now: to the library a signature of five minutes ago is worth nothing, and a long run lasts longer.
+        # Verify now: the library rejects signatures older than five minutes, and a run may last longer.
         receipt = Receipt(request, verifies(request, self._created[request.path].signing_secret))
         self.receipts.append(receipt)
         await asyncio.sleep(self.moment_seconds)
         await until_true(lambda: not self._held)
         status = self._failing.get(request.path, 200)
-        answer = OK if self._keeps_connections else OK_AND_CLOSE
-        receipt.response_status = status  # before the client can have it, and have it written down
+        response = OK if self._keeps_connections else OK_AND_CLOSE
+        receipt.response_status = status  # set before the client can receive and store it
         try:
-            await connection.send(answer.replace(b"200 OK", b"%d Told" % status) if status != 200 else answer)
+            if status != 200:
+                response = response.replace(b"200 OK", b"%d Chosen" % status)
+            await connection.send(response)
         except BaseException:
             receipt.response_status = None
             raise
@@ -128,7 +130,7 @@ class Receiver:
 
 
 class HealthWatch:
-    """Asks an instance for its health, all the time: every answer of /healthz, each change of /readyz."""
+    """Polls an instance: counts the statuses of /healthz, lists the changes of /readyz."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self._daemon = daemon
@@ -137,7 +139,7 @@ class HealthWatch:
 
     @contextlib.asynccontextmanager
     async def watching(self) -> "AsyncIterator[HealthWatch]":
-        """For the length of the block."""
+        """Poll during the block."""
         task = asyncio.create_task(self._watch())
         try:
             yield self
@@ -156,7 +158,7 @@ class HealthWatch:
 
 
 def verifies(request: Request, secret: str) -> bool:
-    """Whether the reference library takes the signature."""
+    """Return whether the reference library accepts the signature."""
     try:
         Webhook(secret).verify(request.body, request.headers)
     except WebhookVerificationError:
@@ -167,7 +169,7 @@ def verifies(request: Request, secret: str) -> bool:
 async def broken_promises(
     superuser: "DatabaseConnection", publisher: Publisher, receiver: Receiver, quiet: str = ALL_DELIVERED
 ) -> list[str]:
-    """Wait until all that is there is delivered; then name every promise that was not kept."""
+    """Wait until every event is delivered, then return the names of all broken invariants."""
     await until(superuser, quiet)
     await record(superuser, publisher, receiver.rows())
     return await broken_invariants(superuser)
@@ -176,10 +178,10 @@ async def broken_promises(
 async def record(
     superuser: "DatabaseConnection", publisher: Publisher, receipts: Sequence[tuple[object, ...]]
 ) -> None:
-    """Put what both saw beside what the database says."""
+    """Store the records of publisher and receiver in tables next to the database's own."""
     await superuser.executemany(
         "insert into public.client values ($1, $2, $3)",
-        [(event_id, key, payload) for key, (event_id, payload) in publisher.told.items()],
+        [(event_id, key, payload) for key, (event_id, payload) in publisher.accepted_events.items()],
     )
     await superuser.executemany(
         """

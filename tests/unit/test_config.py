@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from webhookd.core import configuration as load
+from webhookd.core import configuration
 from webhookd.core.configuration import data_dir, load_settings
 from webhookd.core.errors import ConfigurationError
 from webhookd.core.settings import DatabaseSettings, Settings
@@ -46,13 +46,15 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to the folder `here`, and use the folder `etc` as /etc. Neither has a file yet."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(load, "_SEARCHED", (load._SEARCHED[0], tmp_path / "etc" / "webhookd.toml"))
+    monkeypatch.setattr(
+        configuration, "_SEARCHED", (configuration._SEARCHED[0], tmp_path / "etc" / "webhookd.toml")
+    )
     return tmp_path
 
 
 def test_files_are_searched_here_and_in_etc() -> None:
     """DESIGN fixes these places and their order."""
-    assert [str(path) for path in load._SEARCHED] == ["webhookd.toml", "/etc/webhookd/webhookd.toml"]
+    assert [str(path) for path in configuration._SEARCHED] == ["webhookd.toml", "/etc/webhookd/webhookd.toml"]
 
 
 def test_first_file_found_is_used(machine: Path) -> None:
@@ -365,5 +367,5 @@ def test_default_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_f3_number_out_of_range_is_rejected(tmp_path: Path, key: str, value: str) -> None:
     """The message names the key and the allowed range."""
     section, name = key.split(".")
-    said = refusal(write(tmp_path / "webhookd.toml", f"[{section}]\n{name} = {value}\n"))
-    assert key in said
+    message = refusal(write(tmp_path / "webhookd.toml", f"[{section}]\n{name} = {value}\n"))
+    assert key in message

@@ -1,4 +1,4 @@
-"""What a supervised service's end is told as."""
+"""How the supervisor logs a failed service."""
 
 import logging
 
@@ -12,15 +12,15 @@ from webhookd.daemon.services import Service, supervise
 @pytest.mark.parametrize(
     ("error", "level"),
     [
-        (DatabaseBusy("a lock was not had in time"), logging.WARNING),
-        (DatabaseUnavailable("away"), logging.DEBUG),  # the pool has said it
+        (DatabaseBusy("lock timeout"), logging.WARNING),
+        (DatabaseUnavailable("connection refused"), logging.DEBUG),  # the pool has logged it already
         (RuntimeError("a bug"), logging.ERROR),
     ],
 )
-async def test_a_failure_is_told_by_its_weight(
+async def test_log_level_of_a_failure_depends_on_its_cause(
     error: Exception, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody's lock in the way is neither silent nor a bug; the service is begun anew each time."""
+    """A lock timeout is a warning, not silent and not a bug; the service restarts each time."""
     errors = [error]
 
     async def run() -> None:

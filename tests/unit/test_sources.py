@@ -75,7 +75,7 @@ def test_no_source_is_an_error() -> None:
             select(wanted, list)
 
 
-def test_an_unreachable_existing_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_existing_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong WEBHOOKD_TEST_DSN ends the run instead of using another source."""
     monkeypatch.setenv(sources.DSN_VARIABLE, "postgresql://nobody@127.0.0.1:1/postgres")
     with pytest.raises(SourceError, match="WEBHOOKD_TEST_DSN is set, but connecting failed"):

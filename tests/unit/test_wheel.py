@@ -1,6 +1,6 @@
-"""Tests of the built package: it carries the schema's files, and the command.
+"""The built package contains the schema files, the style sheet, the licence and the command.
 
-Builds the wheel once, from a copy of what git knows or would add.
+Builds the wheel once, from a copy of the files that git tracks or would add.
 """
 
 import shutil
@@ -16,7 +16,7 @@ BUILD_TIMEOUT_SECONDS = 120
 
 
 def repository_files(folder: str = ".") -> set[str]:
-    """Return the files under a folder which git tracks, or does not ignore."""
+    """Return the files of a folder that git tracks or does not ignore."""
     answer = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", folder],
         cwd=ROOT,
@@ -25,7 +25,7 @@ def repository_files(folder: str = ".") -> set[str]:
         check=True,
         timeout=BUILD_TIMEOUT_SECONDS,
     )
-    # A file that was removed and not yet committed is listed, and is no file.
+    # git also lists a file whose removal is not committed yet.
     return {name for name in answer.stdout.split("\0") if name and (ROOT / name).is_file()}
 
 
@@ -49,8 +49,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_carries_exactly_the_schema(wheel: Path) -> None:
-    """Each file of schema/ is in the package once, with its content, and nothing else is."""
+def test_wheel_contains_exactly_the_schema(wheel: Path) -> None:
+    """Every file of schema/ is in the package with its content, and no other file is."""
     prefix = "webhookd/schema/"
     with zipfile.ZipFile(wheel) as archive:
         packed = {name: archive.read(name) for name in archive.namelist()}
@@ -63,7 +63,7 @@ def test_wheel_carries_exactly_the_schema(wheel: Path) -> None:
 
 
 def test_wheel_has_the_command_and_the_licence(wheel: Path) -> None:
-    """Installing the package gives the command `webhookd`, and the licence is with it."""
+    """Installing the package provides the command `webhookd`; the licence is included."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         [entry_points] = [name for name in names if name.endswith("/entry_points.txt")]
@@ -73,6 +73,6 @@ def test_wheel_has_the_command_and_the_licence(wheel: Path) -> None:
 
 
 def test_wheel_has_the_style_of_the_pages(wheel: Path) -> None:
-    """The API reads it when it begins: without it nothing would."""
+    """The API cannot start without it."""
     with zipfile.ZipFile(wheel) as archive:
         assert "webhookd/http/style.css" in archive.namelist()

@@ -50,12 +50,12 @@ async def publish_to_bad_endpoints(bed: Bed, *, events: int) -> None:
     """So many events to all of them."""
     daemon = bed.living[0].daemon
     for _ in range(events):
-        key = f"bad-{len(bed.publisher.told)}"
+        key = f"bad-{len(bed.publisher.accepted_events)}"
         payload = json.dumps({"key": key})
         body = f'{{"event_type": "{BAD_TYPE}", "idempotency_key": "{key}", "payload": {payload}}}'
         status, told = await asyncio.to_thread(daemon.post, "/v1/events", body.encode())
         assert status == 202, told
-        bed.publisher.told[key] = (told["id"], payload)
+        bed.publisher.accepted_events[key] = (told["id"], payload)
 
 
 @verb
@@ -94,10 +94,10 @@ async def overload(bed: Bed, *, seconds: float) -> None:
     """Take in at least ten times as much as is delivered, for so long; then let it be delivered."""
     bed.receiver.moment_seconds = 0.9
     bed.publisher.pace_seconds = 0
-    told, receipts, began = len(bed.publisher.told), len(bed.receiver.receipts), time.monotonic()
+    told, receipts, began = len(bed.publisher.accepted_events), len(bed.receiver.receipts), time.monotonic()
     await asyncio.sleep(seconds)
     elapsed = time.monotonic() - began
-    taken = (len(bed.publisher.told) - told) / elapsed
+    taken = (len(bed.publisher.accepted_events) - told) / elapsed
     sent = (len(bed.receiver.receipts) - receipts) / elapsed
     bed.receiver.moment_seconds = MOMENT_SECONDS
     bed.publisher.pace_seconds = PACE_SECONDS

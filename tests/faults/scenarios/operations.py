@@ -9,7 +9,7 @@ from random import Random
 from tests.faults.bed import TOKEN, Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import heal, verb
-from tests.flow.reload.test_bad_files import SPOILT
+from tests.flow.reload.test_bad_files import BROKEN
 from tests.support.api import tokens
 from tests.support.daemon import RELOADS
 
@@ -42,7 +42,7 @@ async def reload_bad_file(bed: Bed, *, instance: int, how: str) -> None:
     """A file that cannot be used is refused, and the good one is put back."""
     daemon = bed.instances[instance].daemon
     good = copy.deepcopy(daemon._sections)
-    spoil, _ = SPOILT[how]
+    spoil, _ = BROKEN[how]
     spoil(daemon)
     if await daemon.reload():
         bed.problems.append(f"a file with {how} was taken")
@@ -120,7 +120,7 @@ def reloading(random: Random, rounds: int) -> list[Action]:
     """Every bad file, good ones by the dozen, storms of both, and tokens taken away."""
     actions: list[Action] = []
     for _ in range(rounds):
-        for how in random.sample(list(SPOILT), len(SPOILT)):
+        for how in random.sample(list(BROKEN), len(BROKEN)):
             actions += [
                 fault("reload_bad_file", instance=random.randrange(3), how=how),
                 act("accepted", more=random.randint(5, 30)),

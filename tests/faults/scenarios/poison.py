@@ -48,7 +48,7 @@ async def publish_poison(bed: Bed, *, payload: str, number: int) -> None:
     if status != 202:
         bed.problems.append(f"{payload}: {status} {told}")
         return
-    bed.publisher.told[key] = (told["id"], text.strip())
+    bed.publisher.accepted_events[key] = (told["id"], text.strip())
     bed.effects["poison_accepted"] += 1
 
 

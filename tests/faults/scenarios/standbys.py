@@ -76,13 +76,13 @@ async def cancel_commit_waits(bed: Bed, *, seconds: float) -> None:
     The server then says to who waited that it is committed, with a warning alone; and so it is, but not on
     the standby. What clients are told of it is seen after a failover.
     """
-    told = len(bed.publisher.told)
+    told = len(bed.publisher.accepted_events)
     ends = time.monotonic() + seconds
     async with bed.superuser() as superuser:
         while time.monotonic() < ends:
             bed.effects["commit_waits_cancelled"] += await superuser.fetchval(CANCEL)
             await asyncio.sleep(0.1)
-    bed.effects["accepted_meanwhile"] += len(bed.publisher.told) - told
+    bed.effects["accepted_meanwhile"] += len(bed.publisher.accepted_events) - told
 
 
 def failing_over(random: Random, rounds: int) -> list[Action]:

@@ -11,9 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from webhookd.deliveries import attempts as jobs
-from webhookd.deliveries import router as routing
-from webhookd.deliveries import sagas
+from webhookd.deliveries import attempts, router, sagas
 
 FOLDER = Path(os.environ["TEST_FAILPOINTS_FOLDER"])
 
@@ -53,8 +51,8 @@ def dies_after(point: str, call: Call, did_something: Callable[[Any], object] = 
     return around
 
 
-routing.route = dies_after("after_route", routing.route, lambda routed: routed.sagas)
+router.route = dies_after("after_route", router.route, lambda routed: routed.sagas)
 sagas.start = dies_after("after_start", sagas.start, lambda started: any(one.started for one in started))
-jobs.claim = dies_after("after_claim", jobs.claim)
-jobs.report = dies_before("before_report", dies_after("after_report", jobs.report))
+attempts.claim = dies_after("after_claim", attempts.claim)
+attempts.report = dies_before("before_report", dies_after("after_report", attempts.report))
 sagas.apply_results = dies_after("after_apply", sagas.apply_results)

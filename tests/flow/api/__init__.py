@@ -1,1 +1,1 @@
-"""The HTTP API of a real daemon: what each route answers, to whom, and what it says to nonsense."""
+"""Tests of the HTTP API of a real daemon: responses, scopes, errors and malformed requests."""

@@ -28,14 +28,14 @@ async def test_batch_stores_all_events_or_none(api: Client, flow: Flow) -> None:
     assert ids[0] == ids[1] != ids[2]
 
     new = {"event_type": EVENT_TYPE, "payload": 1}
-    for events, told in (
+    for events, expected in (
         ([new, event | {"payload": 2}], (409, "idempotency_conflict")),
         ([new, new | {"event_type": "a..b"}], (422, "invalid_request")),
         ([new, new | {"event_type": "dot.job.x"}], (422, "invalid_request")),
         ([new, new | {"more": 1}], (422, "unknown_field")),
         ([], (422, "invalid_request")),
     ):
-        assert (await api.post("/v1/events/batch", {"events": events})).told == told
+        assert (await api.post("/v1/events/batch", {"events": events})).problem == expected
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 2
 
 
@@ -48,7 +48,7 @@ async def test_nesting_limit_applies_to_each_event_of_a_batch(api: Client, flow:
     for deep in (nested(501), nested(2000), b'{"event_type": "a", "payload": %s' % (b"[" * 2000)):
         body = b'{"events": [%s, %s]}' % (nested(1), deep)
         answer = await api.send(body, "/v1/events/batch")
-        assert answer.told == (400, "too_deep")
+        assert answer.problem == (400, "too_deep")
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 0
     body = b'{"events": [%s]}' % b", ".join([nested(500)] * 2)
     assert (await api.send(body, "/v1/events/batch")).status == 202
@@ -58,7 +58,7 @@ async def test_batch_has_at_most_1000_events(make_api: MakeApi) -> None:
     """1,000 events are accepted, 1,001 are rejected."""
     api = await make_api()
     events = [{"event_type": "a", "payload": number} for number in range(1001)]
-    assert (await api.post("/v1/events/batch", {"events": events})).told == (422, "batch_too_large")
+    assert (await api.post("/v1/events/batch", {"events": events})).problem == (422, "batch_too_large")
     answer = await api.post("/v1/events/batch", {"events": events[:1000]})
     assert len({event["id"] for event in answer.body["events"]}) == 1000
 
@@ -81,9 +81,9 @@ async def test_concurrent_events_share_commits(api: Client, flow: Flow) -> None:
 async def test_conflict_affects_no_other_event_of_the_group(api: Client, flow: Flow) -> None:
     """If the database refuses a group, each of its events gets its own response."""
     await api.event(idempotency_key="taken", payload=1)
-    asked = [api.event(idempotency_key="taken", payload=2), *(api.event(payload=n) for n in range(50))]
-    answers = await asyncio.gather(*asked)
-    assert answers[0].told == (409, "idempotency_conflict")
+    requests = [api.event(idempotency_key="taken", payload=2), *(api.event(payload=n) for n in range(50))]
+    answers = await asyncio.gather(*requests)
+    assert answers[0].problem == (409, "idempotency_conflict")
     assert {answer.status for answer in answers[1:]} == {202}
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 51
 
@@ -108,7 +108,7 @@ async def test_key_locked_by_a_transaction_delays_no_other_event(
             assert {answer.status for answer in await asyncio.gather(*others)} == {202}
             stored += len(others)
             waits = not held.done()
-            assert (await held).told == (503, "unavailable")
+            assert (await held).problem == (503, "unavailable")
     await transaction.commit()
     again = await api.event(event_type="a", payload=1, idempotency_key="held")
     assert (again.status, again.body["duplicate"]) == (202, True)
@@ -134,5 +134,5 @@ async def test_event_waits_for_a_locked_key(api: Client, database: Database) -> 
             await transaction.rollback()
             answer = await held
             freed = seen and answer.status != 503
-            assert freed or answer.told == (503, "unavailable")
+            assert freed or answer.problem == (503, "unavailable")
     assert (answer.status, answer.body["duplicate"]) == (202, False)

@@ -54,9 +54,9 @@ async def test_invalid_bodies_are_rejected(api: Client, flow: Flow) -> None:
         for value in values:
             body = json.dumps({"event_type": "a", "payload": 1, field: value}).encode()
             cases.append((body, (422, "invalid_request")))
-    for sent, told in cases:
+    for sent, expected in cases:
         answer = await api.send(sent)
-        assert answer.told == told, (sent[:80], answer)
+        assert answer.problem == expected, (sent[:80], answer)
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 0
 
 
@@ -67,16 +67,16 @@ async def test_body_size_limit(api: Client, daemon: DaemonProcess) -> None:
     assert len(full) == MAX_BYTES
     over = full[:-2] + b'x"}'
     assert (await api.send(full)).status == 202
-    assert (await api.send(over)).told == (413, "payload_too_large")
+    assert (await api.send(over)).problem == (413, "payload_too_large")
 
     async def chunks(body: bytes) -> AsyncIterator[bytes]:
         yield body[:1000]
         yield body[1000:]
 
-    chunked = await api.ask("POST", "/v1/events", data=chunks(full), headers=JSON)
+    chunked = await api.request("POST", "/v1/events", data=chunks(full), headers=JSON)
     assert chunked.status == 202
-    chunked = await api.ask("POST", "/v1/events", data=chunks(over), headers=JSON)
-    assert chunked.told == (413, "payload_too_large")
+    chunked = await api.request("POST", "/v1/events", data=chunks(over), headers=JSON)
+    assert chunked.problem == (413, "payload_too_large")
     daemon.configure(api={"max_payload_bytes": MAX_BYTES + 1})
     assert await daemon.reload()
     assert (await api.send(over)).status == 202
@@ -104,13 +104,15 @@ async def test_wrong_content_types_and_encodings_are_rejected(api: Client) -> No
         "json",
         "",
     ):
-        answer = await api.ask("POST", "/v1/events", data=body, headers={"Content-Type": kind})
-        assert answer.told == (415, "unsupported_media_type"), kind
+        answer = await api.request("POST", "/v1/events", data=body, headers={"Content-Type": kind})
+        assert answer.problem == (415, "unsupported_media_type"), kind
     for encoding, sent in (("gzip", gzip.compress(body)), ("gzip", b"garbage"), ("br", body)):
-        answer = await api.ask("POST", "/v1/events", data=sent, headers=JSON | {"Content-Encoding": encoding})
-        assert answer.told == (415, "unsupported_encoding"), encoding
+        answer = await api.request(
+            "POST", "/v1/events", data=sent, headers=JSON | {"Content-Encoding": encoding}
+        )
+        assert answer.problem == (415, "unsupported_encoding"), encoding
     good = {"Content-Type": "Application/JSON; charset=UTF-8", "Content-Encoding": "identity"}
-    assert (await api.ask("POST", "/v1/events", data=body, headers=good)).status == 202
+    assert (await api.request("POST", "/v1/events", data=body, headers=good)).status == 202
 
 
 async def test_b3_endless_body_is_rejected(api: Client) -> None:

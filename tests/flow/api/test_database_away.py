@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.flow.conftest import MakeApi
-from tests.support.api import Answer, Client
+from tests.support.api import ApiResponse, Client
 from tests.support.flow import Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
 from tests.support.wire import Wire
 
 CLIENTS = 500
 
-QUESTIONS: list[tuple[str, str, Any]] = [
+REQUESTS: list[tuple[str, str, Any]] = [
     ("POST", "/v1/events", {"event_type": "a", "payload": 1}),
     ("POST", "/v1/events/batch", {"events": [{"event_type": "a", "payload": 1}]}),
     ("POST", "/v1/subscriptions", {"event_type": "a", "callback_url": "https://receiver.example/"}),
@@ -34,13 +34,13 @@ async def test_requests_get_503_in_time_without_a_database(how: str, make_api: M
     assert (await api.event()).status == 202
     getattr(wire, how)()
 
-    async def told(method: str, path: str, body: Any) -> None:
-        answer = await api.ask(method, path, **({} if body is None else {"json": body}))
-        assert answer.told == (503, "unavailable"), (method, path)
+    async def gets_503(method: str, path: str, body: Any) -> None:
+        answer = await api.request(method, path, **({} if body is None else {"json": body}))
+        assert answer.problem == (503, "unavailable"), (method, path)
         assert answer.headers["Retry-After"]
 
     for _ in range(2):
-        await asyncio.gather(*(told(*question) for question in QUESTIONS))
+        await asyncio.gather(*(gets_503(*request) for request in REQUESTS))
     assert (await api.get("/healthz")).status == 200
     if how == "cut":
         await wire.open()
@@ -57,7 +57,7 @@ async def test_500_clients_get_503_and_lose_nothing(
     """Without the database all get 503 with Retry-After; with the same keys each event is stored once."""
     api = await make_api(database={"dsn": wire.dsn})
 
-    async def post_all(name: str) -> list[Answer]:
+    async def post_all(name: str) -> list[ApiResponse]:
         return await asyncio.gather(
             *(
                 api.event(payload={"n": number}, idempotency_key=f"{name}-{number}")
@@ -69,7 +69,7 @@ async def test_500_clients_get_503_and_lose_nothing(
     assert {answer.status for answer in before} == {202}
     getattr(wire, how)()
     during = await post_all("during")
-    assert {answer.told for answer in during} == {(503, "unavailable")}
+    assert {answer.problem for answer in during} == {(503, "unavailable")}
     assert all(answer.headers["Retry-After"] for answer in during)
     if how == "cut":
         await wire.open()

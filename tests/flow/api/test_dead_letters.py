@@ -33,7 +33,7 @@ async def test_dead_letter_is_requeued_once(api: Client, endpoint: Endpoint, flo
     answers = await asyncio.gather(*(api.post(path) for _ in range(5)))
     [requeued] = [answer for answer in answers if answer.status == 201]
     again = [answer for answer in answers if answer is not requeued]
-    assert {answer.told for answer in again} == {(409, "already_requeued")}
+    assert {answer.problem for answer in again} == {(409, "already_requeued")}
     assert {answer.body["saga_id"] for answer in again} == {requeued.body["saga_id"]}
     await until(
         flow.daemon,
@@ -42,7 +42,7 @@ async def test_dead_letter_is_requeued_once(api: Client, endpoint: Endpoint, flo
     )
     shown = (await api.get(f"/v1/dead-letters/{letter_id}")).body
     assert shown["requeued_saga_id"] == requeued.body["saga_id"]
-    assert (await api.post("/v1/dead-letters/999/requeue")).told == (404, "not_found")
+    assert (await api.post("/v1/dead-letters/999/requeue")).problem == (404, "not_found")
 
 
 async def test_requeue_for_a_held_subscription_is_rejected(
@@ -53,7 +53,7 @@ async def test_requeue_for_a_held_subscription_is_rejected(
     letter_id = await dead_letter(api, flow, endpoint)
     await api.patch(f"/v1/subscriptions/{made['id']}", {"active": False})
     answer = await api.post(f"/v1/dead-letters/{letter_id}/requeue")
-    assert answer.told == (409, "subscription_held")
+    assert answer.problem == (409, "subscription_held")
     many = await api.post("/v1/dead-letters/requeue", {"filter": {}, "dry_run": False})
     assert many.body == {"matched": 1, "requeued": 0, "skipped": 1}
 
@@ -102,4 +102,4 @@ async def test_dead_letters_are_listed_and_requeued_by_filter(
         ({"filter": {"failed_after": "2026-01-01T00:00:00"}}, "invalid_request"),
         ({"filter": {"failed_before": "infinity"}}, "invalid_request"),
     ):
-        assert (await api.post(requeue, body)).told == (422, code), body
+        assert (await api.post(requeue, body)).problem == (422, code), body

@@ -38,19 +38,19 @@ async def test_idempotency_key_stores_one_event(api: Client, flow: Flow) -> None
     assert again.body["id"] == first.body["id"]
     assert again.body["created_at"] == first.body["created_at"]
     conflict = await api.event(idempotency_key="a.b/1", payload=[])
-    assert conflict.told == (409, "idempotency_conflict")
+    assert conflict.problem == (409, "idempotency_conflict")
     assert conflict.body["event_id"] == first.body["id"]
 
     body = {"event_type": EVENT_TYPE, "payload": {}}
-    in_header = await api.ask("POST", "/v1/events", json=body, headers={"Idempotency-Key": "a.b/1"})
+    in_header = await api.request("POST", "/v1/events", json=body, headers={"Idempotency-Key": "a.b/1"})
     assert in_header.body["id"] == first.body["id"]
     both = body | {"idempotency_key": "k"}
-    agreeing = await api.ask("POST", "/v1/events", json=both, headers={"Idempotency-Key": "k"})
+    agreeing = await api.request("POST", "/v1/events", json=both, headers={"Idempotency-Key": "k"})
     assert (agreeing.status, agreeing.body["duplicate"]) == (202, False)
-    differing = await api.ask("POST", "/v1/events", json=both, headers={"Idempotency-Key": "K"})
-    assert differing.told == (422, "idempotency_key_mismatch")
-    too_long = await api.ask("POST", "/v1/events", json=body, headers={"Idempotency-Key": "k" * 256})
-    assert too_long.told == (422, "invalid_request")
+    differing = await api.request("POST", "/v1/events", json=both, headers={"Idempotency-Key": "K"})
+    assert differing.problem == (422, "idempotency_key_mismatch")
+    too_long = await api.request("POST", "/v1/events", json=body, headers={"Idempotency-Key": "k" * 256})
+    assert too_long.problem == (422, "invalid_request")
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 2
 
 
@@ -70,7 +70,7 @@ async def test_any_json_is_stored_unchanged(api: Client, flow: Flow) -> None:
     for text in texts:
         answer = await api.send(f'{{"event_type":"a","payload":{text}}}'.encode())
         assert answer.status == 202, (text[:50], answer)
-        shown = await api.ask("GET", f"/v1/events/{answer.body['id']}")
+        shown = await api.request("GET", f"/v1/events/{answer.body['id']}")
         assert shown.body["payload"] == json.loads(text)
     stored = await flow.daemon.fetch("select payload from webhookd.events order by id")
     assert [row["payload"] for row in stored] == texts

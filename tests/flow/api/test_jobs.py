@@ -37,8 +37,8 @@ async def claim(api: Client, **fields: Any) -> dict[str, Any]:
 async def test_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     """Enqueue, claim, renew, succeed; repeats are duplicates; events and ledger are complete."""
     disabled = (409, "job_substrate_disabled")
-    assert (await api.post("/v1/jobs", NEW)).told == disabled
-    assert (await api.post("/v1/jobs/claim", CLAIM | {"wait_seconds": 30})).told == disabled
+    assert (await api.post("/v1/jobs", NEW)).problem == disabled
+    assert (await api.post("/v1/jobs/claim", CLAIM | {"wait_seconds": 30})).problem == disabled
     await enable(api)
     await api.subscribe(endpoint, event_type="dot.job.succeeded")
 
@@ -46,12 +46,14 @@ async def test_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     assert (first.status, first.body["status"], first.body["duplicate"]) == (201, "queued", False)
     again = {name: value for name, value in NEW.items() if name != "idempotency_key"}
     header = {"Idempotency-Key": "picture-7"}
-    second = await api.ask("POST", "/v1/jobs", json=again | {"safe_payload": {"width": 200}}, headers=header)
+    second = await api.request(
+        "POST", "/v1/jobs", json=again | {"safe_payload": {"width": 200}}, headers=header
+    )
     assert (second.status, second.body["duplicate"]) == (200, True)
     job_id = first.body["job_id"]
     assert second.body["job_id"] == job_id
     other = await api.post("/v1/jobs", NEW)
-    assert other.told == (409, "idempotency_conflict")
+    assert other.problem == (409, "idempotency_conflict")
     assert (other.body["job_id"], other.body["job_status"]) == (job_id, "queued")
 
     assert (await api.post("/v1/jobs/claim", CLAIM | {"executor": "Codex"})).status == 204
@@ -62,8 +64,8 @@ async def test_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     path = f"/v1/jobs/{job_id}"
     stale = {"lease_token": str(uuid4())}
     for action in ("progress", "succeed", "fail"):
-        assert (await api.post(f"{path}/{action}", stale)).told == (409, "stale_lease")
-    assert (await api.post(f"{path}/cancel", {"reason": "x"})).told == (409, "job_running")
+        assert (await api.post(f"{path}/{action}", stale)).problem == (409, "stale_lease")
+    assert (await api.post(f"{path}/cancel", {"reason": "x"})).problem == (409, "job_running")
     token = {"lease_token": job["lease_token"]}
     renewed = await api.post(f"{path}/progress", token | {"status_signal": "half"})
     assert (renewed.body["status"], renewed.body["started"]) == ("in_progress", True)
@@ -74,8 +76,8 @@ async def test_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
         ("succeeded", False),
         ("succeeded", True),
     ]
-    assert (await api.post(f"{path}/fail", token)).told == (409, "already_reported")
-    assert (await api.post(f"{path}/cancel", {"reason": "x"})).told == (409, "job_finished")
+    assert (await api.post(f"{path}/fail", token)).problem == (409, "already_reported")
+    assert (await api.post(f"{path}/cancel", {"reason": "x"})).problem == (409, "job_finished")
 
     shown = (await api.get(path)).body
     assert (shown["status"], shown["result_ref"], shown["lease_holder"]) == (
@@ -90,8 +92,8 @@ async def test_life_of_a_job(api: Client, endpoint: Endpoint) -> None:
     assert [run["actor"] for run in shown["runs"]] == ["api"] * 4
     assert shown["runs"][1]["detail"]["lease_holder"] == "worker-1"
     await endpoint.received(2)
-    told = json.loads(endpoint.requests[-1].body)
-    assert (told["job_id"], told["result_ref"]) == (job_id, done["result_ref"])
+    message = json.loads(endpoint.requests[-1].body)
+    assert (message["job_id"], message["result_ref"]) == (job_id, done["result_ref"])
     assert endpoint.requests[-1].headers["webhook-correlation-id"] == "trace-7"
 
 
@@ -104,7 +106,7 @@ async def test_retry_dead_letter_requeue_and_cancel(make_api: MakeApi) -> None:
     opened = {"workflow_kind": "import", "generator": "MOT:1", "workflow_id": own}
     answers = [await api.post("/v1/job-workflows", opened) for _ in range(2)]
     assert [answer.status for answer in answers] == [201, 200]
-    assert (await api.post("/v1/job-workflows", opened | {"generator": "x"})).told == (
+    assert (await api.post("/v1/job-workflows", opened | {"generator": "x"})).problem == (
         409,
         "workflow_conflict",
     )
@@ -119,13 +121,13 @@ async def test_retry_dead_letter_requeue_and_cancel(make_api: MakeApi) -> None:
     job = await claim(api, wait_seconds=30)
     assert (job["job_id"], job["attempt"]) == (job_id, 2)
     gone = {"lease_token": job["lease_token"], "permanent": True}
-    assert (await api.post(f"/v1/jobs/{job_id}/requeue")).told == (409, "not_dead_letter")
+    assert (await api.post(f"/v1/jobs/{job_id}/requeue")).problem == (409, "not_dead_letter")
     assert (await api.post(f"/v1/jobs/{job_id}/fail", gone)).body["status"] == "dead_letter"
     assert (await api.get(f"/v1/job-workflows/{own}")).body["status"] == "failed"
     requeued = await api.post(f"/v1/jobs/{job_id}/requeue")
     assert (requeued.status, requeued.body["parent_job_id"]) == (201, job_id)
     once_more = await api.post(f"/v1/jobs/{job_id}/requeue")
-    assert once_more.told == (409, "already_requeued")
+    assert once_more.problem == (409, "already_requeued")
     child = requeued.body["job_id"]
     assert once_more.body["job_id"] == child
     cancelled = [(await api.post(f"/v1/jobs/{child}/cancel", {"reason": "enough"})).body for _ in range(2)]
@@ -147,9 +149,9 @@ async def test_retry_dead_letter_requeue_and_cancel(make_api: MakeApi) -> None:
         listed = await pages(api, f"/v1/jobs{query}", limit=2)
         assert [job for page in listed for job in page] == expected, query
         assert all(len(page) == 2 for page in listed[:-1])
-    assert (await api.get(f"/v1/jobs?cursor={uuid4()}")).told == (422, "invalid_parameter")
-    assert (await api.get(f"/v1/jobs/{uuid4()}")).told == (404, "not_found")
-    assert (await api.post(f"/v1/jobs/{uuid4()}/requeue")).told == (404, "not_found")
+    assert (await api.get(f"/v1/jobs?cursor={uuid4()}")).problem == (422, "invalid_parameter")
+    assert (await api.get(f"/v1/jobs/{uuid4()}")).problem == (404, "not_found")
+    assert (await api.post(f"/v1/jobs/{uuid4()}/requeue")).problem == (404, "not_found")
 
 
 async def pages(api: Client, path: str, limit: int) -> list[list[str]]:
@@ -186,17 +188,17 @@ async def test_invalid_requests_are_refused(api: Client, flow: Flow) -> None:
     # MOT only generates jobs: it can claim none, under any holder name.
     for claim in ({"executor": "MOT"}, {"executor": "MOT", "lease_holder": "Agent", "wait_seconds": 30}):
         refused = await api.post("/v1/jobs/claim", CLAIM | claim)
-        assert refused.told == (422, "invalid_request"), claim
+        assert refused.problem == (422, "invalid_request"), claim
         assert "executor" in refused.body["detail"], refused
-    assert (await api.post("/v1/jobs", NEW | {"parent_job_id": str(uuid4())})).told == (404, "not_found")
-    assert (await api.post("/v1/jobs", NEW | {"causation_event_id": 99})).told == (404, "not_found")
+    assert (await api.post("/v1/jobs", NEW | {"parent_job_id": str(uuid4())})).problem == (404, "not_found")
+    assert (await api.post("/v1/jobs", NEW | {"causation_event_id": 99})).problem == (404, "not_found")
     refused = await api.event(event_type="dot.job.succeeded")
     assert refused.body["detail"] == "event_type must not start with dot.job.: reserved for the job queue"
     assert (await api.event(event_type="dot.jobs")).status == 202
     registered = {"event_type": "dot.job.failed", "job_kind": KIND, "executor": "Agent"}
-    assert (await api.post("/v1/job-registrations", registered)).told == (422, "invalid_request")
+    assert (await api.post("/v1/job-registrations", registered)).problem == (422, "invalid_request")
     which = {"event_type": EVENT_TYPE, "job_kind": KIND}
-    assert (await api.post("/v1/job-registrations", which)).told == (422, "invalid_request")
+    assert (await api.post("/v1/job-registrations", which)).problem == (422, "invalid_request")
     registration = which | {"executor": "Agent", "priority": 3, "active": True}
     assert (await api.post("/v1/job-registrations", registration)).body == registration
     deactivated = await api.post("/v1/job-registrations", which | {"active": False})
@@ -219,16 +221,16 @@ async def test_scopes(make_api: MakeApi) -> None:
         services={"enabled": ["api"]},
     )
     worker, operator, reader = (api.as_token(name) for name in ("worker", "operator", "reader"))
-    assert (await worker.patch("/v1/job-substrate", {"enabled": True})).told == (403, "forbidden")
+    assert (await worker.patch("/v1/job-substrate", {"enabled": True})).problem == (403, "forbidden")
     assert (await operator.patch("/v1/job-substrate", {"enabled": True})).status == 200
     registration = {"event_type": EVENT_TYPE, "job_kind": KIND, "executor": "Agent"}
-    assert (await worker.post("/v1/job-registrations", registration)).told == (403, "forbidden")
+    assert (await worker.post("/v1/job-registrations", registration)).problem == (403, "forbidden")
     assert (await operator.post("/v1/job-registrations", registration)).status == 200
     for other in (operator, reader):
         for path in ("/v1/jobs", f"/v1/jobs/{uuid4()}", "/v1/job-substrate"):
-            assert (await other.get(path)).told == (403, "forbidden"), path
-        assert (await other.post("/v1/jobs", NEW)).told == (403, "forbidden")
-        assert (await other.post("/v1/jobs/claim", CLAIM)).told == (403, "forbidden")
+            assert (await other.get(path)).problem == (403, "forbidden"), path
+        assert (await other.post("/v1/jobs", NEW)).problem == (403, "forbidden")
+        assert (await other.post("/v1/jobs/claim", CLAIM)).problem == (403, "forbidden")
     job_id = (await worker.post("/v1/jobs", NEW)).body["job_id"]
     assert (await worker.post("/v1/jobs/claim", CLAIM | {"lease_holder": "operator"})).status == 200
     shown = (await worker.get(f"/v1/jobs/{job_id}")).body
@@ -245,7 +247,7 @@ async def test_scopes(make_api: MakeApi) -> None:
         ("fn_job_enable", "operator"),
     ]
     assert decisions[1]["detail"] == {"enabled": True}
-    assert (await api.get("/v1/jobs")).told == (401, "unauthorized")
+    assert (await api.get("/v1/jobs")).problem == (401, "unauthorized")
 
 
 @pytest.mark.once
@@ -290,7 +292,7 @@ def waiting(api: Client) -> float:
     return api.daemon.metric("webhookd_job_queue_claims_waiting")
 
 
-async def test_an_event_creates_one_job(flow: Flow, make_daemon: MakeDaemon, make_api: MakeApi) -> None:
+async def test_event_creates_one_job(flow: Flow, make_daemon: MakeDaemon, make_api: MakeApi) -> None:
     """With three instances, each event of a registered type creates exactly one job; other events none."""
     api = await make_api(services={"enabled": ["api", "jobs"]})
     for _ in range(2):

@@ -62,7 +62,7 @@ async def test_c7_unknown_cursor_is_rejected(api: Client) -> None:
     """A list by time needs the cursor's row to find its position."""
     event_id = (await api.event()).body["id"]
     answer = await api.get(f"/v1/dead-letters?cursor={event_id}")
-    assert answer.told == (422, "invalid_parameter")
+    assert answer.problem == (422, "invalid_parameter")
     assert "cursor" in answer.body["detail"]
     assert (await api.get("/v1/events?event_type=order.created&cursor=999")).status == 422
     page = await api.get(f"/v1/events?event_type=order.created&cursor={event_id}")

@@ -98,8 +98,8 @@ async def test_every_route_is_documented_with_its_scope(api: Client) -> None:
         assert documented[route]["security"] == security, route
     for path, operations in document["paths"].items():
         [first, *_] = operations.values()
-        refused = await api.ask("DELETE", path_of(path, first))
-        assert refused.told == (405, "method_not_allowed"), path
+        refused = await api.request("DELETE", path_of(path, first))
+        assert refused.problem == (405, "method_not_allowed"), path
         assert {method.upper() for method in operations} == set(refused.headers["Allow"].split(", ")), path
 
 
@@ -134,7 +134,7 @@ async def test_example_job_can_be_enqueued(api: Client) -> None:
     [header] = operation["parameters"]
     assert (header["in"], header["name"]) == ("header", "Idempotency-Key")
     in_header = {name: value for name, value in example.items() if name != "idempotency_key"}
-    again = await api.ask(
+    again = await api.request(
         "POST", "/v1/jobs", json=in_header, headers={"Idempotency-Key": example["idempotency_key"]}
     )
     assert (again.status, again.body["duplicate"]) == (200, True)
@@ -150,8 +150,8 @@ async def test_examples_of_jobs_are_realistic(api: Client) -> None:
         return part["content"]["application/json"]["example"]
 
     for path in ("/v1/jobs", "/v1/job-workflows"):
-        told = [example(path, "post", status)["duplicate"] for status in ("201", "200")]
-        assert told == [False, True], path
+        duplicates = [example(path, "post", status)["duplicate"] for status in ("201", "200")]
+        assert duplicates == [False, True], path
     assert example("/readyz", "get", "503") != example("/readyz", "get", "200")
     failure = example("/v1/jobs/{id}/fail", "post")
     assert failure["error_code"] != failure["error_message"]
@@ -190,8 +190,8 @@ async def test_daemon_matches_the_document(
     assert (await api.as_token("all").patch("/v1/job-substrate", {"enabled": True})).status == 200
     closed = closed_to_other_fields(await document_of(api))
     (tmp_path / "openapi.json").write_text(json.dumps(closed))
-    exit_code, said = await schemathesis_run(tmp_path, daemon.port)
-    assert exit_code == 0, said
+    exit_code, output = await schemathesis_run(tmp_path, daemon.port)
+    assert exit_code == 0, output
     assert not daemon.faults()
     assert {host for host, _ in names.dials if not ip_address(host).is_loopback} == set()
     assert names.dials, "no subscription was verified"
@@ -228,8 +228,8 @@ async def schemathesis_run(folder: Path, port: int) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_SECONDS)
+        output, _ = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_SECONDS)
     finally:
         if process.returncode is None:
             process.kill()
-    return process.returncode or 0, said.decode()
+    return process.returncode or 0, output.decode()

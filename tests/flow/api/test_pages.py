@@ -54,7 +54,7 @@ async def test_docs_page_shows_the_requested_address(make_api: MakeApi) -> None:
         ({"Host": "[::1]:8470"}, "http://[::1]:8470/v1/jobs"),
         ({"Host": "<b>$(x)"}, "http://127.0.0.1:8470/v1/jobs"),
     ):
-        answer = await api.ask("GET", "/docs", headers=headers)
+        answer = await api.request("GET", "/docs", headers=headers)
         assert expected in ParsedPage(answer.body.decode()).text, headers
         assert "$(x)" not in answer.body.decode()
 
@@ -74,13 +74,13 @@ async def test_status_page_needs_a_token_in_the_header(make_api: MakeApi) -> Non
     assert (await api.as_token("reader").get("/")).status == 200
     for path in ("/docs", "/openapi.json"):
         assert (await api.get(path)).status == 200
-    assert "reader" not in "".join(api.daemon.said())
+    assert "reader" not in "".join(api.daemon.output_lines())
 
 
 async def test_without_tokens_other_origins_cannot_read_the_status(api: Client) -> None:
     """Another origin, and a foreign name that resolves to this machine, are rejected on every route."""
     for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
-        assert (await api.ask("GET", "/", headers=headers)).status == 403
+        assert (await api.request("GET", "/", headers=headers)).status == 403
 
 
 async def test_status_page_shows_waiting_work(flow: Flow, make_daemon: MakeDaemon) -> None:

@@ -25,7 +25,7 @@ async def test_invalid_ids_and_parameters(api: Client) -> None:
             "٣",
         ):
             answer = await api.get(f"/v1/{resource}/{item}")
-            assert answer.told == (404, "not_found"), (resource, item)
+            assert answer.problem == (404, "not_found"), (resource, item)
         for query in (
             "limit=0",
             "limit=1001",
@@ -39,7 +39,7 @@ async def test_invalid_ids_and_parameters(api: Client) -> None:
             "token=x",
         ):
             answer = await api.get(f"/v1/{resource}?{query}")
-            assert answer.told == (422, "invalid_parameter"), (resource, query)
+            assert answer.problem == (422, "invalid_parameter"), (resource, query)
     for query in (
         "deliveries?status=completed",
         "deliveries?event_id=x",
@@ -53,14 +53,14 @@ async def test_invalid_ids_and_parameters(api: Client) -> None:
         "dead-letters?failed_before=1767225600",
         "subscriptions?active=maybe",
     ):
-        assert (await api.get(f"/v1/{query}")).told == (422, "invalid_parameter"), query
+        assert (await api.get(f"/v1/{query}")).problem == (422, "invalid_parameter"), query
 
 
 async def test_unexpected_parameters_are_rejected(api: Client) -> None:
     """A parameter without effect gets 422, except on health routes, where probes may add one."""
     for route in ("POST /v1/events?idempotency_key=k", "GET /v1/events/1?limit=1", "POST /v1/events/batch?a"):
         method, path = route.split(" ")
-        assert (await api.ask(method, path)).told == (422, "invalid_parameter"), route
+        assert (await api.request(method, path)).problem == (422, "invalid_parameter"), route
     assert (await api.get("/healthz?probe=1")).status == 200
 
 
@@ -76,23 +76,23 @@ async def test_every_response_has_its_content_type(api: Client) -> None:
         "/openapi.json",
         "/nothing",
     ):
-        answer = await api.ask("GET", path, headers={"Accept": "text/html"})
+        answer = await api.request("GET", path, headers={"Accept": "text/html"})
         assert answer.headers["Server"] == "webhookd", path
         assert answer.headers["X-Content-Type-Options"] == "nosniff", path
-    listed = await api.ask("GET", "/v1/events", headers={"Accept": "text/html"})
+    listed = await api.request("GET", "/v1/events", headers={"Accept": "text/html"})
     assert (listed.status, listed.headers["Content-Type"]) == (200, "application/json")
 
 
 async def test_unknown_routes_and_methods(api: Client) -> None:
     """404, and 405 with the allowed methods; no CORS, no HEAD, no TRACE."""
     for path in ("/v2/events", "/v1/events/1/payload", "/nothing", "/v1//events"):
-        assert (await api.get(path)).told == (404, "not_found")
+        assert (await api.get(path)).problem == (404, "not_found")
     for method in ("DELETE", "PUT", "OPTIONS", "TRACE"):
-        answer = await api.ask(method, "/v1/subscriptions/1")
-        assert answer.told == (405, "method_not_allowed")
+        answer = await api.request(method, "/v1/subscriptions/1")
+        assert answer.problem == (405, "method_not_allowed")
         assert answer.headers["Allow"] == "GET, PATCH"
         assert "Access-Control-Allow-Origin" not in answer.headers
-    assert (await api.ask("HEAD", "/v1/events")).status == 405
+    assert (await api.request("HEAD", "/v1/events")).status == 405
 
 
 async def test_invalid_http_gets_a_problem_and_is_closed(daemon: DaemonProcess, api: Client) -> None:

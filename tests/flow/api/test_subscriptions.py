@@ -20,7 +20,7 @@ from tests.support.waiting import until
 
 async def test_subscription_is_created_and_shown(api: Client, endpoint: Endpoint) -> None:
     """201 with the secret, once; the URL in its stored form; secret and headers are never shown again."""
-    asked = {
+    fields = {
         "event_type": EVENT_TYPE,
         "callback_url": f"HTTPS://LOCALHOST:{endpoint.port}/a?b=1",
         "max_attempts": 3,
@@ -28,7 +28,7 @@ async def test_subscription_is_created_and_shown(api: Client, endpoint: Endpoint
         "headers": {"X-Key": "hidden"},
         "description": "of a test",
     }
-    created = await api.post("/v1/subscriptions", asked)
+    created = await api.post("/v1/subscriptions", fields)
     assert created.status == 201
     assert created.body["secret"].startswith("whsec_")
     assert (created.body["active"], created.body["verified"]) == (True, False)
@@ -41,7 +41,7 @@ async def test_subscription_is_created_and_shown(api: Client, endpoint: Endpoint
     assert read.body["health"]["consecutive_failures"] == 0
     assert is_time(read.body["created_at"])
     for name in ("max_attempts", "base_delay_seconds", "description"):
-        assert read.body[name] == asked[name]
+        assert read.body[name] == fields[name]
 
 
 async def test_subscriptions_are_listed_by_filter(api: Client, endpoint: Endpoint) -> None:
@@ -120,14 +120,14 @@ async def test_invalid_urls_headers_and_policies_are_rejected(api: Client, flow:
     made.pop("secret")
     for fields, code in cases:
         answer = await api.post("/v1/subscriptions", good | fields)
-        assert answer.told == (422, code), (fields, answer)
+        assert answer.problem == (422, code), (fields, answer)
         answer = await api.patch(f"/v1/subscriptions/{made['id']}", fields)
-        assert answer.told == (422, code), (fields, answer)
+        assert answer.problem == (422, code), (fields, answer)
     for fields in ({"active": None}, {"active": 1}):
         answer = await api.patch(f"/v1/subscriptions/{made['id']}", fields)
-        assert answer.told == (422, "invalid_request"), fields
+        assert answer.problem == (422, "invalid_request"), fields
     answer = await api.patch(f"/v1/subscriptions/{made['id']}", {"event_type": "b"})
-    assert answer.told == (422, "unknown_field")
+    assert answer.problem == (422, "unknown_field")
     assert (await api.get(f"/v1/subscriptions/{made['id']}")).body == made
     assert await flow.daemon.fetchval("select count(*) from webhookd.subscriptions") == 1
 
@@ -195,7 +195,7 @@ async def test_rotated_secret_signs_beside_the_old_one(make_api: MakeApi, endpoi
     request = (await endpoint.received(2))[-1]
     for secret in (made["secret"], rotated.body["secret"]):
         Webhook(secret).verify(request.body, request.headers)
-    assert (await api.post("/v1/subscriptions/999/rotate-secret")).told == (404, "not_found")
+    assert (await api.post("/v1/subscriptions/999/rotate-secret")).problem == (404, "not_found")
 
 
 async def test_a45_two_subscriptions_may_share_an_address(api: Client, endpoint: Endpoint) -> None:

@@ -40,16 +40,16 @@ async def test_each_route_needs_its_scope(make_api: MakeApi) -> None:
     for needed, routes in ROUTES.items():
         for route in routes:
             method, path = route.split(" ")
-            refused = await api.ask(method, path)
-            assert refused.told == (401, "unauthorized"), route
+            refused = await api.request(method, path)
+            assert refused.problem == (401, "unauthorized"), route
             assert refused.headers["WWW-Authenticate"] == "Bearer"
             for scope in SCOPES:
-                answer = await api.as_token(scope).ask(method, path)
+                answer = await api.as_token(scope).request(method, path)
                 if scope == needed:
                     assert answer.status not in (401, 403, 500), route
                 else:
-                    assert answer.told == (403, "forbidden"), route
-            assert (await api.as_token("all").ask(method, path)).status not in (401, 403, 500)
+                    assert answer.problem == (403, "forbidden"), route
+            assert (await api.as_token("all").request(method, path)).status not in (401, 403, 500)
     assert (await api.get("/healthz")).status == 200
     assert (await api.get("/readyz")).status == 200
 
@@ -68,17 +68,17 @@ async def test_invalid_tokens_get_401(make_api: MakeApi) -> None:
         "Bearer xood",
         "Bearer é",
     ):
-        answer = await api.ask("GET", "/v1/events", headers={"Authorization": value})
-        assert answer.told == (401, "unauthorized"), value
+        answer = await api.request("GET", "/v1/events", headers={"Authorization": value})
+        assert answer.problem == (401, "unauthorized"), value
         bodies.add(json.dumps(answer.body))
     answer = await api.get("/v1/events?access_token=good")
-    assert answer.told == (401, "unauthorized")
+    assert answer.problem == (401, "unauthorized")
     bodies.add(json.dumps(answer.body))
     assert len(bodies) == 1
     twice = b"GET /v1/events HTTP/1.1\r\nHost: x\r\n" + b"Authorization: Bearer good\r\n" * 2 + b"\r\n"
     assert (await api.raw(twice)).startswith(b"HTTP/1.1 401 ")
-    assert (await api.ask("GET", "/v1/events", headers={"Authorization": "bearer good"})).status == 200
-    assert "good" not in "".join(api.daemon.said())
+    assert (await api.request("GET", "/v1/events", headers={"Authorization": "bearer good"})).status == 200
+    assert "good" not in "".join(api.daemon.output_lines())
 
 
 async def test_without_tokens_only_loopback_is_allowed(make_daemon: MakeDaemon) -> None:
@@ -86,7 +86,7 @@ async def test_without_tokens_only_loopback_is_allowed(make_daemon: MakeDaemon) 
     daemon = make_daemon(api={"listen": "0.0.0.0:8470"})
     daemon.launch()
     assert await daemon.ended() == 78
-    [line] = daemon.said()
+    [line] = daemon.output_lines()
     assert "api.listen" in line
 
 
@@ -98,8 +98,8 @@ async def test_without_tokens_other_origins_are_rejected(api: Client) -> None:
         {"Origin": "null"},
         {"Origin": "http://["},
     ):
-        answer = await api.ask("GET", "/v1/events", headers=headers)
-        assert answer.told == (403, "forbidden"), headers
+        answer = await api.request("GET", "/v1/events", headers=headers)
+        assert answer.problem == (403, "forbidden"), headers
 
 
 async def test_tokens_from_the_environment(make_daemon: MakeDaemon, session: aiohttp.ClientSession) -> None:

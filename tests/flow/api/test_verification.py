@@ -57,10 +57,10 @@ async def test_failed_verification_names_the_error(api: Client, endpoint: Endpoi
             assert await api.daemon.reload()
         behave()
         answer = await api.post(f"{path}/verify")
-        assert answer.told == (422, "verification_failed"), error_code
+        assert answer.problem == (422, "verification_failed"), error_code
         assert (answer.body["error_code"], answer.body["response_status"]) == (error_code, status)
     assert (await api.get(path)).body["verified"] is False
-    assert (await api.post("/v1/subscriptions/999/verify")).told == (404, "not_found")
+    assert (await api.post("/v1/subscriptions/999/verify")).problem == (404, "not_found")
 
 
 async def test_verification_respects_blocked_addresses(
@@ -75,7 +75,7 @@ async def test_verification_respects_blocked_addresses(
     assert (answer.code, answer.body["error_code"]) == ("verification_failed", "ADDRESS_BLOCKED")
     assert endpoint.requests == []
     refused = await api.post("/v1/subscriptions", {"event_type": "a", "callback_url": endpoint.url()})
-    assert refused.told == (422, "blocked_address")
+    assert refused.problem == (422, "blocked_address")
     assert await flow.daemon.fetchval("select not bool_or(verified) from webhookd.subscriptions")
 
 
@@ -98,5 +98,5 @@ async def test_verification_of_a_changed_address_is_stale(make_api: MakeApi, end
     await endpoint.received(1)
     await api.patch(path, {"callback_url": endpoint.url("/new")})
     may_answer.set()
-    assert (await verifying).told == (409, "verification_stale")
+    assert (await verifying).problem == (409, "verification_stale")
     assert (await api.get(path)).body["verified"] is False

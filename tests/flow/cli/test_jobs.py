@@ -186,8 +186,8 @@ async def test_work_runs_a_command_per_job(api: Client, cli: Shell, flow: Flow) 
         assert worker.wait() == 0
         for left in (cli.folder / "left").read_text().split():
             os.kill(int(left), signal.SIGKILL)
-        _, said = worker.communicate()
-    assert said.decode().splitlines() == [
+        _, output = worker.communicate()
+    assert output.decode().splitlines() == [
         "attempt 1: no",
         f"webhookd: job {failing}, attempt 1: failed: EXIT_3",
         "attempt 2: no",
@@ -198,13 +198,13 @@ async def test_work_runs_a_command_per_job(api: Client, cli: Shell, flow: Flow) 
     requeued = await cli.done("jobs", "requeue", failing)
     assert requeued.out.startswith(f"job {failing}: requeued as job ")
     child = requeued.out.split()[-1]
-    told = (await cli.done("jobs", "show", failing)).rows
-    assert [row[3:] for row in told if row[2:3] == ["failed:"]] == [
+    rows = (await cli.done("jobs", "show", failing)).rows
+    assert [row[3:] for row in rows if row[2:3] == ["failed:"]] == [
         ["EXIT_3", "1", "api"],
         ["EXIT_65", "2", "api"],
     ]
-    assert ["requeued", "as", child] in told
-    assert ["priority", "0"] in told
+    assert ["requeued", "as", child] in rows
+    assert ["priority", "0"] in rows
     assert not any("requeued" in row for row in (await cli.done("jobs", "show", child)).rows)
     # Also on a terminal of 80 columns.
     with cli.on_terminal("jobs", "show", failing) as screen:
@@ -222,10 +222,10 @@ async def test_failure_without_a_message(api: Client, cli: Shell) -> None:
     await cli.done("jobs", "configure", "--kind", KIND, "--max-attempts", "1")
     job = await enqueue(cli)
     assert (await cli.run(*WORK, "--once", "--", "false")).exit_code == 1
-    told = (await cli.done("jobs", "show", job)).rows
-    assert ["error", "EXIT_1"] in told
-    assert ["attempts", "1", "of", "1"] in told
-    assert not any("expired" in row for row in told)
+    rows = (await cli.done("jobs", "show", job)).rows
+    assert ["error", "EXIT_1"] in rows
+    assert ["attempts", "1", "of", "1"] in rows
+    assert not any("expired" in row for row in rows)
     await api.daemon.until(lambda: api.daemon.metric("webhookd_job_queue_dead_letter_open") == 1, "seen")
     status = (await cli.done("status")).out
     assert "0 in progress, 1 dead letter: webhookd jobs list --status dead_letter" in status
@@ -242,8 +242,8 @@ async def test_lease_is_renewed_while_the_command_runs(api: Client, cli: Shell, 
         first_end = await flow.daemon.fetchval(LEASED_UNTIL, job)
         await until(flow.daemon, "select clock_timestamp() > $1", first_end)
         (cli.folder / "go").unlink()
-        _, said = await asyncio.to_thread(worker.communicate)
-    assert (worker.returncode, said.decode()) == (0, f"webhookd: job {job}, attempt 1: succeeded\n")
+        _, output = await asyncio.to_thread(worker.communicate)
+    assert (worker.returncode, output.decode()) == (0, f"webhookd: job {job}, attempt 1: succeeded\n")
     shown = (await api.get(f"/v1/jobs/{job}")).body
     assert (shown["status"], shown["attempts"], shown["lease_recoveries"]) == ("succeeded", 1, 0)
     # Fewer renewals would not have kept the lease.
@@ -261,15 +261,15 @@ async def test_another_worker_takes_over_after_sigkill(api: Client, cli: Shell, 
     assert "succeeded" in second.err
     shown = (await api.get(f"/v1/jobs/{job}")).body
     assert (shown["status"], shown["lease_holder"], shown["lease_recoveries"]) == ("succeeded", "second", 1)
-    told = (await cli.done("jobs", "show", job)).rows
-    assert ["expired", "leases", "1", "in", "the", "last", "attempt"] in told
-    assert ["attempts", "1", "of", "5"] in told
+    rows = (await cli.done("jobs", "show", job)).rows
+    assert ["expired", "leases", "1", "in", "the", "last", "attempt"] in rows
+    assert ["attempts", "1", "of", "5"] in rows
     assert await flow.daemon.fetchval(
         "select count(*) = 1 from webhookd.events where event_type = 'dot.job.lease_recovered'"
     )
 
 
-async def test_a_lost_lease_kills_the_command(api: Client, cli: Shell, flow: Flow) -> None:
+async def test_lost_lease_kills_the_command(api: Client, cli: Shell, flow: Flow) -> None:
     """The command and its children are killed at the next renewal; the worker continues with the next job."""
     job = await enqueue(cli)
     with working(cli, "--lease-seconds", "6", "--", "sh", "-c", STAYS_ONCE) as worker:
@@ -281,9 +281,9 @@ async def test_a_lost_lease_kills_the_command(api: Client, cli: Shell, flow: Flo
             await api.daemon.until(lambda: is_gone(group), "killed")
         await until(flow.daemon, STATUS, job, "succeeded")
         worker.send_signal(signal.SIGTERM)
-        _, said = worker.communicate()
+        _, output = worker.communicate()
     assert worker.returncode == 0
-    assert b"lost: this lease token no longer holds the job" in said
+    assert b"lost: this lease token no longer holds the job" in output
 
 
 async def test_deadline_and_second_signal_kill_the_command(api: Client, cli: Shell, flow: Flow) -> None:
@@ -292,9 +292,9 @@ async def test_deadline_and_second_signal_kill_the_command(api: Client, cli: She
         # If the command did not start before the deadline, try again with a later one.
         for seconds in (1.5, 3, 6, 12, 24):
             await api.daemon.until(lambda: waiting(api) == 1, "waiting")
-            asked = {"kind": KIND, "executor": "external_worker", "idempotency_key": f"late {seconds}"}
+            body = {"kind": KIND, "executor": "external_worker", "idempotency_key": f"late {seconds}"}
             soon = datetime.now(UTC) + timedelta(seconds=seconds)
-            late = (await api.post("/v1/jobs", asked | {"deadline_at": soon.isoformat()})).body["job_id"]
+            late = (await api.post("/v1/jobs", body | {"deadline_at": soon.isoformat()})).body["job_id"]
             await until(flow.daemon, STATUS, late, "cancelled")
             if (cli.folder / "began").exists():
                 break
@@ -305,10 +305,10 @@ async def test_deadline_and_second_signal_kill_the_command(api: Client, cli: She
         async with command_started(api, cli.folder) as group:
             worker.send_signal(signal.SIGTERM)
             worker.send_signal(signal.SIGINT)
-            _, said = worker.communicate()
+            _, output = worker.communicate()
             await api.daemon.until(lambda: is_gone(group), "killed")
     assert worker.returncode == 130
-    lines = said.decode().splitlines()
+    lines = output.decode().splitlines()
     assert f"webhookd: job {late}, attempt 1: failed: DEADLINE_PASSED" in lines
     # Each signal prints what it does, and what the next one would do.
     assert lines[-3:] == [
@@ -362,8 +362,8 @@ async def test_other_slots_finish_after_one_fails(tmp_path: Path) -> None:
         )
         with working(cli, *words) as worker:
             assert worker.stderr is not None
-            said = await asyncio.to_thread(worker.stderr.readline)
-            assert b"does not understand" in said
+            output = await asyncio.to_thread(worker.stderr.readline)
+            assert b"does not understand" in output
             kept = daemon.renewals
             # The lease is renewed while the claim of the third slot is unanswered.
             await until_true(lambda: daemon.renewals > kept)
@@ -449,7 +449,7 @@ async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["enqueue", KIND, "--deadline", "2026-01-31T08:00:00Z"], "2026-01-31T08:00:00Z has passed"),
         (["enqueue", KIND, "--deadline", "0s"], "0s has passed"),
@@ -471,8 +471,8 @@ async def test_work_waits_for_the_daemon(api: Client, cli: Shell, flow: Flow) ->
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-async def test_wrong_options_are_refused(lonely: Shell, words: list[str], said: str) -> None:
+async def test_wrong_options_are_refused(lonely: Shell, words: list[str], message: str) -> None:
     """Exit code 2 and a clear message, without a request to the daemon."""
     ran = await lonely.run("jobs", *words)
     assert (ran.exit_code, ran.out) == (2, "")
-    assert said in ran.error
+    assert message in ran.error

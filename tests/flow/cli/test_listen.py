@@ -66,9 +66,9 @@ async def subscriptions(api: Client) -> list[dict[str, Any]]:
 
 def refusal(listener: ListenerProcess) -> str:
     """Its only error line."""
-    lines = [line for line in listener.told().splitlines() if line.startswith("webhookd: ")]
-    assert len(lines) == 1, listener.told()
-    assert "Traceback" not in listener.told()
+    lines = [line for line in listener.stderr().splitlines() if line.startswith("webhookd: ")]
+    assert len(lines) == 1, listener.stderr()
+    assert "Traceback" not in listener.stderr()
     return lines[0]
 
 
@@ -76,7 +76,7 @@ async def test_first_delivery(serve_local: ServeLocal, make_listener: MakeListen
     """Three commands deliver a verified event; Ctrl-C exits with 0 and pauses the subscription."""
     api = await serve_local()
     listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0", "--json")
-    assert f"webhookd publish {EVENT_TYPE}" in listener.told()
+    assert f"webhookd publish {EVENT_TYPE}" in listener.stderr()
     event = await api.event(payload={"order": 7}, correlation_id="c-1")
     [arrival] = await listener.deliveries(1)
     assert arrival.pop("received_at").endswith("Z")
@@ -106,14 +106,14 @@ async def test_suggested_command_works(serve_local: ServeLocal, make_listener: M
     api = await serve_local()
     await api.patch("/v1/job-substrate", {"enabled": True})
     listener = await make_listener(api.daemon).start("dot.job.enqueued", "--port=0", "--json")
-    assert "Next, in another terminal: webhookd jobs enqueue greet\n" in listener.told()
-    assert "webhookd publish" not in listener.told()
+    assert "Next, in another terminal: webhookd jobs enqueue greet\n" in listener.stderr()
+    assert "webhookd publish" not in listener.stderr()
     job = {"kind": "greet", "executor": "external_worker", "idempotency_key": "1"}
     assert (await api.post("/v1/jobs", job)).status == 201
     [arrival] = await listener.deliveries(1)
     assert (arrival["event_type"], arrival["payload"]["job_kind"]) == ("dot.job.enqueued", "greet")
     both = await make_listener(api.daemon).start("dot.job.enqueued", EVENT_TYPE, "--port=0")
-    assert f"webhookd publish {EVENT_TYPE} " in both.told()
+    assert f"webhookd publish {EVENT_TYPE} " in both.stderr()
 
 
 async def test_arrival_as_text(serve_local: ServeLocal, make_listener: MakeListener) -> None:
@@ -121,7 +121,7 @@ async def test_arrival_as_text(serve_local: ServeLocal, make_listener: MakeListe
     api = await serve_local()
     listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0")
     event = await api.event(payload={"order": 7}, correlation_id="c-1")
-    printed = await listener.has_printed('"order": 7')
+    printed = await listener.prints('"order": 7')
     [line] = [line for line in printed.splitlines() if "evt_" in line]
     assert line.split(" ", 1)[1] == (
         f"✓ signature {EVENT_TYPE}  evt_{event.body['id']}  attempt 1  correlation c-1  → 200"
@@ -322,7 +322,7 @@ async def test_duplicate_is_marked(make_listener: MakeListener) -> None:
     assert [listener.send(b"{}")[0] for _ in range(3)] == [500, 200, 200]
     assert [line["duplicate"] for line in listener.lines()] == [False, False, True]
     assert [line["signature"] for line in listener.lines()] == ["not_checked"] * 3
-    assert "Signatures are not verified" in listener.told()
+    assert "Signatures are not verified" in listener.stderr()
 
 
 HOSTILE = "\x1b]0;owned\x07\u202e\u2028\u009b31m"
@@ -334,7 +334,7 @@ async def test_control_characters_are_escaped(make_listener: MakeListener) -> No
     for body in (b'{"a": "%s"}' % HOSTILE.replace("\x1b", "").replace("\x07", "").encode(), HOSTILE.encode()):
         assert listener.send(body, webhook_event_type="a\x1b[31m\x9bx")[0] in (200, 400)
         assert listener.send(body + b"\xff\xfe\x00", webhook_correlation_id="\xc2\x9b1m\xff")[0] == 200
-    printed = listener.printed()
+    printed = listener.stdout()
     assert "correlation \\x9b1m?" in printed
     assert not set(printed) & (set(HOSTILE) - set("]0;owned31m") | {"\xad", "\x00"})
 
@@ -345,10 +345,10 @@ async def test_large_payload_is_shortened(make_listener: MakeListener) -> None:
     assert listener.send(b"[%s1]" % (b"1," * 1000))[0] == 200
     assert listener.send(b'"%s"' % (b"x" * 1_000_000))[0] == 200
     assert listener.send(b"[" * 500 + b"1," * 100_000 + b"1" + b"]" * 500)[0] == 200
-    assert "[" * 500 in listener.printed()
-    assert "2,003 bytes in total" in listener.printed()
-    assert "1,000,002 bytes in total" in listener.printed()
-    assert len(listener.printed()) < 20_000
+    assert "[" * 500 in listener.stdout()
+    assert "2,003 bytes in total" in listener.stdout()
+    assert "1,000,002 bytes in total" in listener.stdout()
+    assert len(listener.stdout()) < 20_000
 
 
 async def test_body_size_is_limited(make_listener: MakeListener) -> None:

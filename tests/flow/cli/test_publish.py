@@ -58,7 +58,7 @@ async def test_idempotency_key_prevents_a_second_event(cli: Shell, flow: Flow) -
 
 async def test_invalid_payload_is_a_usage_error(lonely: Shell) -> None:
     """A missing file, a directory, an endless device, not JSON, two values: exit 2 without a request."""
-    for payload, told in (
+    for payload, message in (
         ("@missing", "No such file"),
         ("@.", "Is a directory"),
         ("@/dev/zero", "is larger than"),
@@ -67,7 +67,7 @@ async def test_invalid_payload_is_a_usage_error(lonely: Shell) -> None:
     ):
         ran = await lonely.run("publish", "order.created", payload)
         assert (ran.exit_code, ran.out) == (2, ""), ran
-        assert told in ran.error
+        assert message in ran.error
     assert (await lonely.run("publish", "order.created")).exit_code == 2
     assert (await lonely.run("publish", "--batch", "missing")).exit_code == 2
 
@@ -81,8 +81,8 @@ async def test_file_is_split_into_requests_that_the_daemon_accepts(
     events = [{"event_type": "a", "payload": {"n": n}, "idempotency_key": f"k{n}"} for n in range(1200)]
     lines = [json.dumps(event) for event in events]
     (cli.folder / "events.jsonl").write_text("\n\n".join(lines))
-    told = (await cli.done("publish", "--batch", "events.jsonl", "--json")).documents
-    assert [event["duplicate"] for event in told] == [False] * 1200
+    published = (await cli.done("publish", "--batch", "events.jsonl", "--json")).documents
+    assert [event["duplicate"] for event in published] == [False] * 1200
     numbers = await flow.daemon.fetch("select (payload::json->>'n')::int from webhookd.events order by id")
     assert [number for (number,) in numbers] == list(range(1200))
     again = await cli.done("publish", "--batch", "-", given="\n".join(lines).encode())

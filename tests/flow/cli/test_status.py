@@ -83,9 +83,9 @@ async def test_other_servers_are_reported_in_one_line(
         endpoint.answer(status, body)
         ran = await cli.run("status", *trusting)
         assert (ran.exit_code, "\x1b" in ran.error) == (1, False), ran
-    asked = len(endpoint.requests)
+    before = len(endpoint.requests)
     endpoint.redirect_to(endpoint.url("/else"))
     assert (await cli.run("status", *trusting)).exit_code == 1
-    assert len(endpoint.requests) == asked + 1
+    assert len(endpoint.requests) == before + 1
     endpoint.close_at_once()
     assert (await cli.run("status", *trusting)).exit_code == 69

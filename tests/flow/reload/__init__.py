@@ -1,1 +1,1 @@
-"""SIGHUP: what a reload swaps, what it leaves for the next start, and what it refuses."""
+"""SIGHUP: which settings a reload applies, which need a restart, and which files it rejects."""

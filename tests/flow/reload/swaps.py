@@ -1,4 +1,4 @@
-"""Which keys a reload swaps, as the tests say that prove it. `test_keys` holds this against all there are."""
+"""Collects the settings that tests show to be reloadable; `test_keys` compares them with all settings."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ SWAPPED: set[str] = set()
 
 
 def swaps(*keys: str) -> Callable[[Test], Test]:
-    """Say of a test that it shows these keys to take effect at a reload."""
+    """Mark a test as proof that a reload applies these settings."""
 
     def note(test: Test) -> Test:
         SWAPPED.update(keys)

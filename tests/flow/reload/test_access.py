@@ -1,4 +1,4 @@
-"""Reloaded: who may ask, and who may be asked."""
+"""Reload of access settings: API tokens, allowed networks, trusted certificates."""
 
 import asyncio
 from pathlib import Path
@@ -16,13 +16,13 @@ from webhookd.local_certificate import LocalCertificate
 
 FAILED = "select exists (select from webhookd.webhook_delivery_jobs where error_code = $1)"
 ALL_COMPLETED = "select bool_and(status = 'Completed') from webhookd.webhook_delivery_sagas"
-# A delivery that cannot be made is not given up while a test looks at it.
+# A failing delivery is not given up during a test.
 PATIENT = {"max_attempts": 1000}
 
 
 @swaps("api.tokens")
 async def test_tokens_are_reloaded(make_api: MakeApi) -> None:
-    """By the next request one taken out is refused, one put in works, and a scope taken away is missed."""
+    """From the next request, a removed token or scope is rejected and a new token works."""
     before = {"operator": ("read",), "old": ("read",), "narrowed": ("read", "ingest")}
     api = await make_api(api={"tokens": tokens(before)})
     api.daemon.token = "operator"
@@ -33,21 +33,19 @@ async def test_tokens_are_reloaded(make_api: MakeApi) -> None:
     after = {"operator": ("read",), "new": ("ingest",), "narrowed": ("read",)}
     api.daemon.configure(api={"tokens": tokens(after)})
     assert await api.daemon.reload()
-    assert (await old.get("/v1/events")).told == (401, "unauthorized")
+    assert (await old.get("/v1/events")).problem == (401, "unauthorized")
     assert (await new.event()).status == 202
-    assert (await narrowed.event()).told == (403, "forbidden")
+    assert (await narrowed.event()).problem == (403, "forbidden")
     assert (await narrowed.get("/v1/events")).status == 200
 
 
 @swaps("delivery.allow_networks")
-async def test_a_network_taken_out_is_not_delivered_to(
-    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
-) -> None:
-    """Not even over a connection that was open already; put in again, what waited is delivered."""
+async def test_removed_network_is_blocked(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """Even over an open connection; after the network is added again, the delivery succeeds."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon(retry=PATIENT).start()
     await deliver_over_one_connection(flow, endpoint)
-    await blocked_meanwhile(
+    await blocked_between_reloads(
         flow,
         endpoint,
         daemon,
@@ -57,21 +55,21 @@ async def test_a_network_taken_out_is_not_delivered_to(
 
 
 @swaps("delivery.ca_file")
-async def test_an_authority_taken_out_is_not_trusted(
+async def test_removed_ca_file_is_not_trusted(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon, certificates: Certificates
 ) -> None:
-    """The same with the authority of its certificate."""
+    """Even over an open connection; after the CA file is configured again, the delivery succeeds."""
     await subscribed(flow, endpoint)
     ca_file = str(certificates.ca_file)
     daemon = await make_daemon(retry=PATIENT).start()
     await deliver_over_one_connection(flow, endpoint)
-    await blocked_meanwhile(
+    await blocked_between_reloads(
         flow, endpoint, daemon, "TLS_FAILED", delivery=({"ca_file": ""}, {"ca_file": ca_file})
     )
 
 
 @swaps("delivery.local")
-async def test_this_machine_is_delivered_to_only_while_local(
+async def test_deliveries_to_this_machine_need_delivery_local(
     flow: Flow, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     """delivery.local alone allows its address and trusts the certificate of its receivers."""
@@ -85,13 +83,13 @@ async def test_this_machine_is_delivered_to_only_while_local(
         daemon.configure(delivery={"local": True})
         await daemon.start()
         await deliver_over_one_connection(flow, endpoint)
-        await blocked_meanwhile(
+        await blocked_between_reloads(
             flow, endpoint, daemon, "ADDRESS_BLOCKED", delivery=({"local": False}, {"local": True})
         )
 
 
 async def deliver_over_one_connection(flow: Flow, endpoint: Endpoint) -> None:
-    """Deliveries, until there is one over the connection that the last had left open: it is not kept long."""
+    """Deliver until a connection is reused; an idle connection is closed soon."""
     connections = [0]
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
         while connections[-1:] != connections[-2:-1]:
@@ -101,14 +99,14 @@ async def deliver_over_one_connection(flow: Flow, endpoint: Endpoint) -> None:
             connections = [0, *(request.connection for request in endpoint.requests)]
 
 
-async def blocked_meanwhile(
+async def blocked_between_reloads(
     flow: Flow,
     endpoint: Endpoint,
     daemon: DaemonProcess,
     error_code: str,
     delivery: tuple[dict[str, object], dict[str, object]],
 ) -> None:
-    """Between two reloads a delivery fails with this code and reaches nobody; after the second it arrives."""
+    """After the first reload a delivery fails with this code and is not sent; after the second it arrives."""
     closed, opened = delivery
     arrived = len(endpoint.requests)
     daemon.configure(delivery=closed)

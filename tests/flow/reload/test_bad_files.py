@@ -1,4 +1,4 @@
-"""A file that cannot be used changes nothing but a log line and a metric; the next good one is taken."""
+"""A reload of an invalid file changes no setting; it is logged and counted, and a valid file works again."""
 
 from collections.abc import Callable
 
@@ -11,36 +11,36 @@ from tests.support.daemon import RELOADS, DaemonProcess
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 
-Spoil = Callable[[DaemonProcess], object]
+Break = Callable[[DaemonProcess], object]
 
 
-def text(change: Callable[[str], str]) -> Spoil:
-    """Spoil the file's text."""
+def text(change: Callable[[str], str]) -> Break:
+    """Change the text of the file."""
     return lambda daemon: daemon.config_path.write_text(change(daemon.config_path.read_text()))
 
 
-def setting(section: str, **values: object) -> Spoil:
-    """Spoil a setting."""
+def setting(section: str, **values: object) -> Break:
+    """Change a setting."""
     return lambda daemon: daemon.configure(**{section: values})
 
 
 def no_certificate(daemon: DaemonProcess) -> None:
-    """An authority's file without one."""
+    """Configure a CA file without a certificate."""
     path = daemon.folder / "empty.pem"
     path.write_text("nothing\n")
     daemon.configure(delivery={"ca_file": str(path)})
 
 
-def folder_in_its_place(daemon: DaemonProcess) -> None:
-    """Where the file was."""
+def replace_with_folder(daemon: DaemonProcess) -> None:
+    """Replace the file with a folder."""
     daemon.config_path.unlink()
     daemon.config_path.mkdir()
 
 
-# How the file is spoilt, and what the log must say of it.
-SPOILT: dict[str, tuple[Spoil, str]] = {
+# How the file is broken, and the text that the log message must contain.
+BROKEN: dict[str, tuple[Break, str]] = {
     "syntax": (text(lambda good: good + "[retry\n"), "is not TOML"),
-    "a key twice": (text(lambda good: good + "[log]\n"), "is not TOML"),
+    "duplicate section": (text(lambda good: good + "[log]\n"), "is not TOML"),
     "byte order mark": (text(lambda good: "\ufeff" + good), "is not TOML"),
     "not UTF-8": (lambda daemon: daemon.config_path.write_bytes(b"\xff"), "is not TOML"),
     "unknown key": (setting("retry", max_attemps=3), "did you mean max_attempts?"),
@@ -51,32 +51,32 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
         setting("delivery", timeout_seconds=15, lease_seconds=19.9),
         "delivery.lease_seconds",
     ),
-    "no such network": (setting("delivery", allow_networks=["127.0.0.1/8"]), "delivery.allow_networks"),
+    "invalid network": (setting("delivery", allow_networks=["127.0.0.1/8"]), "delivery.allow_networks"),
     "token without a digest": (
         setting("api", tokens=[{"name": "a", "sha256": "a", "scopes": ["read"]}]),
         "api.tokens",
     ),
-    "token twice": (
+    "duplicate token": (
         setting("api", tokens=tokens({"a": ["read"]}) * 2),
         "api.tokens: the name a is used twice",
     ),
-    "no file": (lambda daemon: daemon.config_path.unlink(), "No such file"),
-    "folder": (folder_in_its_place, "Is a directory"),
-    "no authorities": (setting("delivery", ca_file="/nowhere/ca.pem"), "delivery.ca_file"),
-    "no certificate": (no_certificate, "delivery.ca_file"),
+    "missing file": (lambda daemon: daemon.config_path.unlink(), "No such file"),
+    "folder": (replace_with_folder, "Is a directory"),
+    "missing CA file": (setting("delivery", ca_file="/nowhere/ca.pem"), "delivery.ca_file"),
+    "CA file without a certificate": (no_certificate, "delivery.ca_file"),
 }
 
 
-@pytest.mark.parametrize("how", SPOILT)
-async def test_a_bad_file_changes_nothing(how: str, make_api: MakeApi) -> None:
-    """Told in one line, shown by the metric; no setting beside the mistake is taken; a good file mends it."""
+@pytest.mark.parametrize("how", BROKEN)
+async def test_invalid_file_changes_nothing(how: str, make_api: MakeApi) -> None:
+    """One log line and the metric report it; no other setting of the file applies; a valid file fixes it."""
     api = await make_api(api={"max_payload_bytes": 1024})
     daemon = api.daemon
-    spoil, words = SPOILT[how]
-    # A change that would be seen, were the file taken in part.
+    break_file, words = BROKEN[how]
+    # These changes would be visible if part of the file were applied.
     daemon.configure(api={"max_payload_bytes": 4096}, retry={"max_attempts": 7})
-    good = daemon.config_path.read_text()
-    spoil(daemon)
+    valid = daemon.config_path.read_text()
+    break_file(daemon)
     assert not await daemon.reload()
     [line] = daemon.logged("configuration not reloaded")
     assert words in line["message"]
@@ -88,16 +88,16 @@ async def test_a_bad_file_changes_nothing(how: str, make_api: MakeApi) -> None:
 
     if daemon.config_path.is_dir():
         daemon.config_path.rmdir()
-    daemon.config_path.write_text(good)
+    daemon.config_path.write_text(valid)
     assert await daemon.reload()
     assert (await api.event(payload="x" * 2000)).status == 202
     assert (daemon.metric(RELOADS, outcome="refused"), daemon.metric(RELOADS, outcome="done")) == (1, 1)
 
 
-async def test_deliveries_go_on_under_a_bad_file(
+async def test_deliveries_continue_after_an_invalid_file(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """What was trusted and allowed before the mistake still is, for a request that comes after it."""
+    """The earlier CA file and networks still apply to requests after the failed reload."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon().start()
     daemon.config_path.write_text("[retry]\nmax_attemps = 3\n")
@@ -106,8 +106,8 @@ async def test_deliveries_go_on_under_a_bad_file(
     await endpoint.received(1)
 
 
-async def test_a_file_name_that_is_none_is_refused(make_daemon: MakeDaemon) -> None:
-    """A NUL in it is an error of another kind than a missing file, and no worse."""
+async def test_file_name_with_nul_character_is_rejected(make_daemon: MakeDaemon) -> None:
+    """Python raises another exception for it than for a missing file; the reload is rejected the same way."""
     daemon = await make_daemon().start()
     daemon.configure(delivery={"ca_file": "a\0b"})
     assert not await daemon.reload()

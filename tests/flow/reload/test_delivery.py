@@ -1,4 +1,4 @@
-"""Reloaded: how many requests are under way, how long each may take, how much is read of its answer."""
+"""Reload of [delivery]: concurrency, timeout, lease and response size."""
 
 import asyncio
 
@@ -11,15 +11,15 @@ from tests.support.flow import EVENT_TYPE, LARGE, Flow
 from tests.support.guards import HOLD_LOADING, HOLDABLE_LOADING
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
 
-# Held requests do not time out while a test looks at them.
+# Held requests do not time out during a test.
 PATIENT = {"timeout_seconds": 300, "lease_seconds": 600}
 
 
 @swaps("delivery.concurrency")
-async def test_fewer_or_more_requests_are_under_way(
+async def test_reload_changes_the_number_of_concurrent_requests(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Lowered: what is open ends, and no claim goes over the new bound. Raised: it is used."""
+    """Lowered: open requests finish and no claim exceeds the new limit. Raised: the new limit is used."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     daemon = await make_daemon(delivery=PATIENT | {"concurrency": 4}).start()
@@ -46,10 +46,10 @@ async def test_fewer_or_more_requests_are_under_way(
 
 
 @swaps("delivery.subscription_concurrency")
-async def test_more_requests_of_one_subscription_are_under_way(
+async def test_reload_raises_the_concurrency_of_a_subscription(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Raised, it is used by what waited, without a request having to end first."""
+    """Waiting attempts use the new limit before any open request finishes."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     daemon = await make_daemon(delivery=PATIENT | {"subscription_concurrency": 1}).start()
@@ -62,8 +62,10 @@ async def test_more_requests_of_one_subscription_are_under_way(
 
 
 @swaps("delivery.timeout_seconds")
-async def test_a_request_has_the_new_timeout(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
-    """Of the request before the reload nothing is heard; the one after it times out."""
+async def test_reload_changes_the_timeout_of_new_requests(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """The request from before the reload stays open; the next one times out."""
     await subscribed(flow, endpoint)
     endpoint.hang()
     daemon = await make_daemon(delivery=PATIENT).start()
@@ -82,15 +84,15 @@ async def test_a_request_has_the_new_timeout(flow: Flow, endpoint: Endpoint, mak
 
 
 @swaps("delivery.lease_seconds")
-async def test_a_job_is_leased_for_the_new_time(
+async def test_reload_changes_the_duration_of_new_leases(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """An hour, where a minute was set before."""
+    """A new lease lasts an hour instead of the default."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon().start()
     daemon.configure(delivery={"lease_seconds": 3600})
     assert await daemon.reload()
-    # A claim that was on its way when the file changed is by the old one: what comes after it is not.
+    # A claim that was running during the reload uses the old setting; later claims use the new one.
     await flow.publish()
     await until(flow.daemon, COMPLETED, 1)
     endpoint.hang()
@@ -103,12 +105,12 @@ async def test_a_job_is_leased_for_the_new_time(
 
 
 @swaps("delivery.max_response_bytes")
-async def test_an_answer_is_read_as_far_as_is_set(
+async def test_reload_changes_the_maximum_response_size(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """A connection whose answer was not read to its end is not used again."""
+    """A connection whose response was not read completely is not reused."""
     await subscribed(flow, endpoint)
-    # More than arrives unasked: what is there already counts as read.
+    # More than fits into the socket buffers: bytes that have arrived already count as read.
     endpoint.answer(200, b"x" * 500_000)
     daemon = await make_daemon(delivery={"max_response_bytes": 1_000_000}).start()
     connections: list[int] = []
@@ -119,7 +121,8 @@ async def test_an_answer_is_read_as_far_as_is_set(
         connections.append(endpoint.requests[-1].connection)
 
     async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-        while len(connections) == len(set(connections)):  # it is not kept long
+        # Until a connection is reused: an idle connection is closed soon.
+        while len(connections) == len(set(connections)):
             await deliver()
     daemon.configure(delivery={"max_response_bytes": 4096})
     assert await daemon.reload()
@@ -128,10 +131,10 @@ async def test_an_answer_is_read_as_far_as_is_set(
     assert len(set(connections[-3:])) == 3
 
 
-async def test_a_raised_bound_is_felt_while_all_is_busy(
+async def test_raised_concurrency_is_used_while_all_slots_are_busy(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """With every place held by a request that does not end, more places are used at once."""
+    """While a request that does not finish holds the only slot, the new slots are used at once."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     daemon = await make_daemon(delivery=PATIENT | {"concurrency": 1}).start()
@@ -142,10 +145,10 @@ async def test_a_raised_bound_is_felt_while_all_is_busy(
     await gate.opened(3)
 
 
-async def test_a_longer_lease_is_not_that_of_a_job_leased_before(
+async def test_longer_lease_does_not_extend_existing_leases(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Leased before the reload and ready to be sent after the lease: handed back, whatever a lease is now."""
+    """An attempt leased before the reload is released if its lease expired before it could be sent."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon(
         services={"enabled": ["api", "routing", "orchestration", "delivery"]},
@@ -154,17 +157,17 @@ async def test_a_longer_lease_is_not_that_of_a_job_leased_before(
     await HOLDABLE_LOADING.take_away(flow.superuser)
     transaction = flow.superuser.transaction()
     await transaction.start()
-    # Between lease and request a large payload is read: here it is not to be had.
+    # A large payload is loaded between lease and request: hold that call here.
     await flow.superuser.execute(HOLD_LOADING)
     await flow.publish(payload=LARGE)
     leased = "select exists (select from webhookd.webhook_delivery_jobs where status = 'Leased'{})"
     await until(flow.daemon, leased.format(""))
-    # The request that is made in the end has the time it needs.
+    # The request that is finally sent has enough time.
     daemon.configure(delivery={"timeout_seconds": 15, "lease_seconds": 600})
     assert await daemon.reload()
     await until(flow.daemon, leased.format(" and lease_until < clock_timestamp()"))
     await transaction.commit()
     await until(flow.daemon, COMPLETED, 1)
-    assert daemon.logged("too late to send")
+    assert daemon.logged("the leases may expire first")
     assert daemon.metric("webhookd_leases_released_total") == 1
-    assert len(endpoint.requests) == 1  # under the lease that followed
+    assert len(endpoint.requests) == 1  # with the next lease

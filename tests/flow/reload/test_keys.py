@@ -1,4 +1,4 @@
-"""Every key there is: swapped by a reload, as some test shows, or named for the next start."""
+"""Every setting is either reloadable, as a test shows, or reported as needing a restart."""
 
 import importlib
 import pkgutil
@@ -21,7 +21,7 @@ EVERY_KEY = {
     for section in msgspec.structs.fields(Settings)
     for key in msgspec.structs.fields(section.type)
 }
-AT_THE_START = {
+NEEDS_RESTART = {
     "database.dsn",
     "database.data_dir",
     "database.pool_size",
@@ -33,36 +33,36 @@ AT_THE_START = {
 }
 
 
-def with_another(key: str) -> Settings:
-    """The defaults, but for one key."""
+def with_changed(key: str) -> Settings:
+    """Return the default settings with another value for one key."""
     section, name = key.split(".")
     changed = msgspec.structs.replace(getattr(Settings(), section), **{name: object()})
     return msgspec.structs.replace(Settings(), **{section: changed})
 
 
-def test_every_key_is_swapped_or_waits_for_a_restart() -> None:
-    """A new key needs a test that swaps it, or a place in the list of the others."""
+def test_every_key_is_reloadable_or_needs_a_restart() -> None:
+    """A new key needs a test that reloads it, or an entry in NEEDS_RESTART."""
     for module in pkgutil.iter_modules(reload.__path__, f"{reload.__name__}."):
         importlib.import_module(module.name)
-    assert SWAPPED | AT_THE_START == EVERY_KEY
-    assert not SWAPPED & AT_THE_START
+    assert SWAPPED | NEEDS_RESTART == EVERY_KEY
+    assert not SWAPPED & NEEDS_RESTART
 
 
-def test_exactly_the_keys_of_the_start_are_named() -> None:
-    """One that changed is told of, one that was swapped is not."""
-    named = {key for key in EVERY_KEY if restart_needed(Settings(), with_another(key))}
-    assert named == AT_THE_START
+def test_only_keys_that_need_a_restart_are_reported() -> None:
+    """A changed reloadable key is not reported."""
+    named = {key for key in EVERY_KEY if restart_needed(Settings(), with_changed(key))}
+    assert named == NEEDS_RESTART
     assert restart_needed(Settings(), Settings()) == []
 
 
-def test_each_is_named_by_its_own_name() -> None:
-    """As it is written in the file."""
-    for key in AT_THE_START:
-        assert restart_needed(Settings(), with_another(key)) == [key]
+def test_keys_that_need_a_restart_are_reported_by_name() -> None:
+    """The name is section.key, as in the file."""
+    for key in NEEDS_RESTART:
+        assert restart_needed(Settings(), with_changed(key)) == [key]
 
 
-def test_the_repositorys_file_marks_them() -> None:
-    """(restart) stands beside each of them in webhookd.toml, or beside its section, and nowhere else."""
+def test_example_file_marks_keys_that_need_a_restart() -> None:
+    """In webhookd.toml, (restart) is in the comment of exactly these keys or of their section."""
     marked = set()
     section, comment = "", ""
     whole_section = False
@@ -76,29 +76,31 @@ def test_the_repositorys_file_marks_them() -> None:
             if whole_section or "(restart)" in comment:
                 marked.add(f"{section}.{key[1]}")
             comment = ""
-    assert marked == AT_THE_START
+    assert marked == NEEDS_RESTART
 
 
-async def test_a_key_of_the_start_is_named_and_left_alone(make_api: MakeApi, endpoint: Endpoint) -> None:
-    """All of them changed at once: each told without its value, and the daemon goes on where it is."""
+async def test_changed_keys_that_need_a_restart_are_logged_and_not_applied(
+    make_api: MakeApi, endpoint: Endpoint
+) -> None:
+    """Each changed key is logged without its value, and the daemon continues with the old values."""
     api = await make_api()
     await api.subscribe(endpoint)
     daemon = api.daemon
     daemon.configure(
-        database={"dsn": "postgresql://somebody:hunter2@127.0.0.1:1/nothing", "pool_size": 3},
+        database={"dsn": "postgresql://user:hunter2@127.0.0.1:1/nothing", "pool_size": 3},
         services={"enabled": ["api"]},
         api={"listen": f"127.0.0.1:{free_port()}"},
     )
     assert await daemon.reload()
     lines = [line["message"] for line in daemon.logged("restart webhookd to apply it")]
     assert {line.split(" ")[0].split(".")[0] for line in lines} == {"database", "services", "api"}
-    assert "hunter2" not in "".join(daemon.said())
+    assert "hunter2" not in "".join(daemon.output_lines())
     assert (await api.event()).status == 202
     await endpoint.received(2)
 
 
-async def test_a_key_of_the_start_is_named_as_long_as_it_waits(make_api: MakeApi) -> None:
-    """Again at each reload, until the file says again what runs."""
+async def test_pending_restart_is_logged_at_every_reload(make_api: MakeApi) -> None:
+    """Until the file has the running value again."""
     api = await make_api(database={"pool_size": 4})
     daemon = api.daemon
     for pool_size, named in ((5, 1), (5, 2), (4, 2)):

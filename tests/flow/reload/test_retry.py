@@ -1,4 +1,4 @@
-"""Reloaded: the retry policy. It holds from the next failure on; a lower limit holds at once."""
+"""Reload of [retry]: new delays apply from the next failure, a lower limit of attempts at once."""
 
 from tests.flow.conftest import MakeDaemon
 from tests.flow.reload.swaps import swaps
@@ -9,7 +9,7 @@ from tests.support.waiting import until
 from tests.support.wire import Wire
 from webhookd.deliveries import subscriptions
 
-# Longer than any test: what failed once waits.
+# Longer than any test: a failed delivery is not retried.
 LONG = {"base_delay_seconds": 1000, "max_delay_seconds": 10_000}
 WAITING = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'PendingRetry'"
 DELAYS = (
@@ -19,16 +19,16 @@ DELAYS = (
 
 
 @swaps("retry.base_delay_seconds", "retry.max_delay_seconds", "retry.jitter")
-async def test_the_next_failure_waits_by_the_new_policy(
+async def test_next_failure_uses_the_new_delays(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Base, jitter and cap, each by a reload; and what waits already waits as it did."""
+    """Base delay, jitter and maximum, one reload each; deliveries that wait already keep their time."""
     await subscribed(flow, endpoint)
     endpoint.answer(500)
     daemon = await make_daemon(retry=LONG).start()
 
-    async def delay_by(**retry: float) -> float:
-        """How long one more delivery waits, under this policy, after its first failure."""
+    async def delay_with(**retry: float) -> float:
+        """Return the delay of a new delivery after its first failure, under this policy."""
         daemon.configure(retry=retry)
         assert await daemon.reload()
         before = len(await flow.daemon.fetch(DELAYS))
@@ -37,19 +37,19 @@ async def test_the_next_failure_waits_by_the_new_policy(
         *_, last = [row[0] for row in await flow.daemon.fetch(DELAYS)]
         return float(last)
 
-    assert await delay_by() == 1000
-    assert await delay_by(base_delay_seconds=2000) == 2000
-    jittered = await delay_by(jitter=1.0)
+    assert await delay_with() == 1000
+    assert await delay_with(base_delay_seconds=2000) == 2000
+    jittered = await delay_with(jitter=1.0)
     assert 2000 < jittered < 4000
-    assert await delay_by(max_delay_seconds=2000) == 2000
+    assert await delay_with(max_delay_seconds=2000) == 2000
     assert [row[0] for row in await flow.daemon.fetch(DELAYS)] == [1000, 2000, jittered, 2000]
 
 
 @swaps("retry.max_attempts")
-async def test_a_lower_limit_dead_letters_what_has_reached_it(
+async def test_lower_limit_dead_letters_deliveries_that_reached_it(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """At once, also what a pause holds; not what has a limit of its own, and nothing is scheduled anew."""
+    """At once, also if paused, but not with a limit of the subscription; nothing is rescheduled."""
     active = await subscribed(flow, endpoint)
     paused = await subscribed(flow, endpoint)
     own_limit = await subscribed(flow, endpoint, max_attempts=9)
@@ -74,10 +74,10 @@ async def test_a_lower_limit_dead_letters_what_has_reached_it(
     assert len(endpoint.requests) == 3
 
 
-async def test_a_raised_limit_gives_the_next_failure_more_attempts(
+async def test_raised_limit_allows_more_attempts(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """The last attempt of before is not the last one any more; a dead letter stays dead."""
+    """After a new failure there is one more attempt; existing dead letters stay."""
     await subscribed(flow, endpoint)
     endpoint.answer(500)
     daemon = await make_daemon(retry=LONG | {"max_attempts": 1}).start()
@@ -90,10 +90,10 @@ async def test_a_raised_limit_gives_the_next_failure_more_attempts(
     assert await flow.daemon.fetchval("select count(*) from webhookd.dead_letters") == 1
 
 
-async def test_a_limit_lowered_without_the_database_holds_once_it_is_back(
+async def test_limit_lowered_while_the_database_is_down_applies_later(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon, wire: Wire
 ) -> None:
-    """The sweep is part of a reload that was taken: it waits for the database like everything else."""
+    """Dead-lettering after a reload waits for the database."""
     await subscribed(flow, endpoint)
     endpoint.answer(500)
     daemon = await make_daemon(retry=LONG, database={"dsn": wire.dsn}).start()

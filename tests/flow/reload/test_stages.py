@@ -1,4 +1,4 @@
-"""Reloaded: batches and windows of the stages, the reaper's patience, the bounds of requests, logs."""
+"""Reload of the other sections: routing, orchestration, reaper, services, api, subscriptions, log."""
 
 from tests.flow.conftest import MakeApi, MakeDaemon
 from tests.flow.reload.swaps import swaps
@@ -9,26 +9,26 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
 
-# Rows that nothing changes after it keep the number of the transaction that made them.
+# Rows without a later change keep the transaction id of their insertion in xmin.
 LARGEST_BATCH = "select max(n) from (select count(*) as n from webhookd.{} group by xmin::text) batches"
 
 
 async def largest_batch(flow: Flow, table: str) -> int:
-    """The most rows that one transaction made, of rows that no later one has touched."""
+    """Return the largest number of rows inserted by one transaction and not changed since."""
     size: int = await flow.daemon.fetchval(LARGEST_BATCH.format(table))
     return size
 
 
 @swaps("routing.batch_size")
-async def test_events_are_routed_in_batches_of_the_new_size(
+async def test_reload_changes_the_batch_size_of_routing(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Six events of one transaction, two at a time."""
+    """Six events of one transaction are routed two at a time."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon(services={"enabled": ["api", "routing"]}).start()
     daemon.configure(routing={"batch_size": 2})
     assert await daemon.reload()
-    # A look that was on its way when the file changed asks by the old one: what comes after it does not.
+    # A query that was running during the reload uses the old size; later queries use the new one.
     await publish_many(flow, 1, [EVENT_TYPE])
     await until(flow.daemon, "select count(*) = 1 from webhookd.webhook_delivery_sagas")
     await publish_many(flow, 6, [EVENT_TYPE])
@@ -37,10 +37,10 @@ async def test_events_are_routed_in_batches_of_the_new_size(
 
 
 @swaps("orchestration.batch_size", "orchestration.subscription_window")
-async def test_jobs_are_made_in_batches_of_the_new_size_within_the_new_window(
+async def test_reload_changes_the_batch_size_and_window_of_orchestration(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Of ten that wait, three are made while the window is three; then seven, and not all at once."""
+    """Of ten waiting deliveries, three have an attempt with a window of three; then seven, one per batch."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon(
         services={"enabled": ["api", "routing", "orchestration"]}, orchestration={"subscription_window": 3}
@@ -48,7 +48,7 @@ async def test_jobs_are_made_in_batches_of_the_new_size_within_the_new_window(
     await publish_many(flow, 10, [EVENT_TYPE])
     active = "select count(*) = $1 from webhookd.webhook_delivery_jobs where status = 'Pending'"
     await until(flow.daemon, active, 3)
-    # Before the reload: with a full window no more are made.
+    # Before the reload: the window is full, so no attempt is added in between.
     before = await flow.daemon.fetchval("select max(id) from webhookd.webhook_delivery_jobs")
     daemon.configure(orchestration={"subscription_window": 7, "batch_size": 1})
     assert await daemon.reload()
@@ -58,10 +58,8 @@ async def test_jobs_are_made_in_batches_of_the_new_size_within_the_new_window(
 
 
 @swaps("orchestration.failing_after")
-async def test_an_endpoint_is_failing_after_the_new_count(
-    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
-) -> None:
-    """Three failures are not ten; but three are three."""
+async def test_reload_changes_failing_after(flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon) -> None:
+    """Three failures are below the default of ten, but reach a limit of three."""
     await subscribed(flow, endpoint)
     endpoint.answer(500)
     daemon = await make_daemon(retry={"max_attempts": 3}).start()
@@ -81,19 +79,19 @@ async def test_an_endpoint_is_failing_after_the_new_count(
 
 
 @swaps("reaper.max_lease_resets")
-async def test_a_lost_lease_is_given_up_by_the_new_count(flow: Flow, make_daemon: MakeDaemon) -> None:
-    """The first loss is a reset; after the reload a loss is the end of the job."""
+async def test_reload_changes_max_lease_resets(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """The first expired lease is reset; after the reload an expired lease fails the attempt."""
     daemon = await make_daemon(services={"enabled": ["api", "reaper"]}).start()
     await flow.subscribe()
     await flow.publish()
     await flow.route()
     await flow.start()
     job = "select status = $1 and lease_resets = 1 from webhookd.webhook_delivery_jobs where id = $2"
-    job_id = await lose_lease(flow)
+    job_id = await claim_and_expire(flow)
     await until(flow.daemon, job, "Pending", job_id)
     daemon.configure(reaper={"max_lease_resets": 0})
     assert await daemon.reload()
-    # A look that was on its way when the file changed goes by the old one: it has this other job.
+    # A query that was running during the reload uses the old limit: give it another attempt to find.
     await flow.publish()
     await flow.route()
     await flow.start()
@@ -106,16 +104,16 @@ async def test_a_lost_lease_is_given_up_by_the_new_count(flow: Flow, make_daemon
     await until(flow.daemon, job, "Failed", job_id)
 
 
-async def lose_lease(flow: Flow) -> int:
-    """Claim, and let the time be over; of which job."""
+async def claim_and_expire(flow: Flow) -> int:
+    """Claim an attempt, expire its lease, and return its id."""
     [lease] = await flow.claim()
     await flow.expire_lease(lease.job_id)
     return lease.job_id
 
 
 @swaps("reaper.interval_seconds")
-async def test_leases_are_looked_for_at_the_new_interval(flow: Flow, make_daemon: MakeDaemon) -> None:
-    """From an hour to a moment: without the hour being waited for."""
+async def test_reload_changes_the_interval_of_the_reaper(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """From an hour to 0.1 s, without waiting for the end of the hour."""
     daemon = await make_daemon(
         services={"enabled": ["api", "reaper"]}, reaper={"interval_seconds": 3600}
     ).start()
@@ -123,17 +121,17 @@ async def test_leases_are_looked_for_at_the_new_interval(flow: Flow, make_daemon
     await flow.publish()
     await flow.route()
     await flow.start()
-    await lose_lease(flow)
+    await claim_and_expire(flow)
     daemon.configure(reaper={"interval_seconds": 0.1})
     assert await daemon.reload()
     await until(flow.daemon, "select status = 'Pending' from webhookd.webhook_delivery_jobs")
 
 
 @swaps("services.poll_interval_seconds")
-async def test_work_is_looked_for_at_the_new_interval(
+async def test_reload_changes_the_poll_interval(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """From an hour to a moment: a retry that fell due meanwhile is found."""
+    """From an hour to 0.1 s: a retry that has become due is found."""
     await subscribed(flow, endpoint)
     endpoint.fail_times(1)
     daemon = await make_daemon(services={"poll_interval_seconds": 3600}).start()
@@ -148,10 +146,10 @@ async def test_work_is_looked_for_at_the_new_interval(
 
 
 @swaps("services.shutdown_grace_seconds")
-async def test_the_end_waits_for_the_new_time(
+async def test_reload_changes_the_shutdown_grace_period(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """A request that would be waited for until tomorrow does not keep it from ending."""
+    """A hanging request no longer delays the shutdown by a day."""
     await subscribed(flow, endpoint)
     endpoint.hang()
     daemon = await make_daemon(
@@ -167,12 +165,12 @@ async def test_the_end_waits_for_the_new_time(
 
 
 @swaps("api.max_payload_bytes", "subscriptions.secret_overlap_seconds")
-async def test_requests_are_answered_by_the_new_bounds(make_api: MakeApi, endpoint: Endpoint) -> None:
-    """A body that was too large is taken; a secret that is rotated later ends sooner."""
+async def test_reload_changes_payload_limit_and_secret_overlap(make_api: MakeApi, endpoint: Endpoint) -> None:
+    """A body that was too large is accepted; the previous secret of the next rotation expires sooner."""
     api = await make_api(api={"max_payload_bytes": 1024})
     made = await api.subscribe(endpoint)
     rotate = f"/v1/subscriptions/{made['id']}/rotate-secret"
-    assert (await api.event(payload="x" * 2000)).told == (413, "payload_too_large")
+    assert (await api.event(payload="x" * 2000)).problem == (413, "payload_too_large")
     first = await api.post(rotate)
     api.daemon.configure(api={"max_payload_bytes": 4096}, subscriptions={"secret_overlap_seconds": 60})
     assert await api.daemon.reload()
@@ -182,32 +180,32 @@ async def test_requests_are_answered_by_the_new_bounds(make_api: MakeApi, endpoi
 
 
 @swaps("log.level", "log.format")
-async def test_logs_have_the_new_level_and_format(
+async def test_reload_changes_log_level_and_format(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Each delivery is told at debug, and not above it; as JSON, and then as text."""
+    """Each delivery is logged at level debug and not at info; first as JSON, then as text."""
     await subscribed(flow, endpoint)
     daemon = await make_daemon(log={"level": "debug"}).start()
 
-    async def told_of(delivery: int) -> list[str]:
-        """What is said of one more delivery."""
-        lines = len(daemon.said())
+    async def lines_of(delivery: int) -> list[str]:
+        """Return the log lines of a new delivery."""
+        lines = len(daemon.output_lines())
         await flow.publish()
         await until(flow.daemon, COMPLETED, delivery)
-        return [line for line in daemon.said()[lines:] if "attempt delivered" in line]
+        return [line for line in daemon.output_lines()[lines:] if "attempt delivered" in line]
 
-    assert len(await told_of(1)) == 1
+    assert len(await lines_of(1)) == 1
     await reload_log(daemon, level="info")
-    assert await told_of(2) == []
+    assert await lines_of(2) == []
     await reload_log(daemon, level="debug")
-    [as_json] = await told_of(3)
+    [as_json] = await lines_of(3)
     await reload_log(daemon, format="text")
-    [as_text] = await told_of(4)
+    [as_text] = await lines_of(4)
     assert as_json.startswith("{")
     assert not as_text.startswith("{")
 
 
 async def reload_log(daemon: DaemonProcess, **settings: str) -> None:
-    """Reload with other settings of the log."""
+    """Reload with other log settings."""
     daemon.configure(log=settings)
     assert await daemon.reload()

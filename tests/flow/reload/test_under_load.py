@@ -1,4 +1,4 @@
-"""A hundred reloads while requests are under way: nothing is lost, nothing is doubled."""
+"""Reloads while requests are in flight."""
 
 from tests.flow.conftest import MakeDaemon
 from tests.flow.test_lifecycle import COMPLETED, publish_many, receipts
@@ -12,10 +12,10 @@ EVENTS = 800
 ROUNDS = 40
 
 
-async def test_reloads_under_load_lose_and_repeat_nothing(
+async def test_reloads_under_load_lose_and_repeat_no_delivery(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """Good and bad files alternate, and every reload ends while older requests are still open."""
+    """40 reloads with valid and invalid files in turn, each while older requests are open."""
     await subscribed(flow, endpoint)
     gate = endpoint.hold()
     daemon = await make_daemon(
@@ -24,12 +24,12 @@ async def test_reloads_under_load_lose_and_repeat_nothing(
     ).start()
     await publish_many(flow, EVENTS, [EVENT_TYPE])
     for number in range(ROUNDS):
-        # The last of these are let through by the last round: until then some are open.
+        # The last requests are answered in the last round, so until then some are open.
         await endpoint.received(number * EVENTS // ROUNDS + 1)
-        good = number % 2 == 0
-        daemon.configure(retry={"max_attempts": 5 + number} if good else {"max_attempts": 0})
+        is_valid = number % 2 == 0
+        daemon.configure(retry={"max_attempts": 5 + number} if is_valid else {"max_attempts": 0})
         assert gate.open
-        assert await daemon.reload() == good
+        assert await daemon.reload() == is_valid
         assert gate.open
         gate.let_through(EVENTS // ROUNDS)
     await until(flow.daemon, COMPLETED, EVENTS)

@@ -1,7 +1,8 @@
-"""Runs inside a daemon under test, before it: names come from a table, and every dial is written down.
+"""Runs inside a daemon under test, before its code: DNS names come from a table, and dials are recorded.
 
-Reads names.json in $TEST_NAMES_FOLDER at every lookup; writes asked.jsonl and dials.jsonl there. A dial
-beyond loopback is written down and refused: if the daemon's guard fails, the test does, and nothing is sent.
+Reads names.json in $TEST_NAMES_FOLDER at every lookup; writes lookups.jsonl and dials.jsonl there. A dial
+beyond loopback is recorded and rejected: if the daemon's address check fails, the test fails and nothing is
+sent.
 """
 
 import ipaddress
@@ -14,34 +15,34 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(os.environ["TEST_NAMES_FOLDER"])
-PASSED_ON = ("127.0.0.1", "localhost")
+NOT_REPLACED = ("127.0.0.1", "localhost")
 SILENCE_POLL_SECONDS = 0.02
 
 _getaddrinfo = socket.getaddrinfo
 
 
 def look_up(host: Any, port: Any, *arguments: Any, **options: Any) -> list[Any]:
-    """As the table says: addresses; null is silence until the table has an answer; no entry, no such name."""
-    if host in PASSED_ON:
+    """Resolve from the table. A null entry blocks until it has an answer; a missing entry is an error."""
+    if host in NOT_REPLACED:
         return _getaddrinfo(host, port, *arguments, **options)
-    str(host).encode("idna")  # as the real one: a name too odd raises a bare UnicodeError
-    _write_down("asked.jsonl", host)
+    str(host).encode("idna")  # like the real function, which raises UnicodeError for an invalid name
+    _record("lookups.jsonl", host)
     while (answers := _table().get(host, [])) is None:
         time.sleep(SILENCE_POLL_SECONDS)
     if not answers:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-    # Numeric, so that the real one makes the answers and asks nobody.
+    # The answers are numeric, so the real function converts them without a DNS query.
     return [info for answer in answers for info in _getaddrinfo(answer, port, type=socket.SOCK_STREAM)]
 
 
-def watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Python's own notice of a socket about to be connected, whoever does it."""
+def audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Record dials; Python calls this audit hook before any code connects a socket."""
     if event not in ("socket.connect", "socket.sendto", "socket.sendmsg"):
         return
     address = arguments[1]
     if isinstance(address, tuple):
         host, port = address[:2]
-        _write_down("dials.jsonl", [host, port])
+        _record("dials.jsonl", [host, port])
         if not _is_loopback(str(host)):
             raise AssertionError(f"a dial beyond loopback: {host}")
 
@@ -56,10 +57,10 @@ def _table() -> dict[str, list[str] | None]:
     return table
 
 
-def _write_down(file: str, value: object) -> None:
+def _record(file: str, value: object) -> None:
     with (FOLDER / file).open("a") as lines:
         lines.write(json.dumps(value) + "\n")
 
 
 socket.getaddrinfo = look_up
-sys.addaudithook(watch)
+sys.addaudithook(audit)

@@ -1,1 +1,1 @@
-"""A host whose clock is wrong, for a daemon in its own process."""
+"""Gives a daemon process a wrong clock."""

@@ -1,4 +1,4 @@
-"""Runs inside a daemon under test, before it: this host's clock is ten minutes ahead of the database's."""
+"""Runs inside a daemon under test, before its code: sets its clock ten minutes ahead of the database's."""
 
 import time
 

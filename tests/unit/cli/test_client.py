@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.waiting import until_true
-from webhookd.cli import client as module
+from webhookd.cli import client as client_module
 from webhookd.cli.client import Client, Place
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
 
@@ -93,7 +93,7 @@ async def test_request_has_a_deadline() -> None:
 
 async def test_response_has_a_maximum_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is not read."""
-    monkeypatch.setattr(module, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(client_module, "MAX_ANSWER_BYTES", 1000)
     async with answering(HEAD + b"Content-Length: 5000\r\n\r\n" + b" " * 5000, closes=False) as (client, _):
         with pytest.raises(ServiceUnavailable, match="larger than 1000 bytes"):
             await client.request("GET", "/")

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from webhookd import local_certificate as module
+from webhookd import local_certificate
 from webhookd.core.errors import ConfigurationError
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.client import trusted_tls
@@ -109,7 +109,7 @@ def test_foreign_certificate_is_replaced(
 ) -> None:
     """The daemon would trust it for other hosts, or would trust whatever it signed."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, constant, planted)
+        patch.setattr(local_certificate, constant, planted)
         before = LocalCertificate.in_folder(tmp_path).certificate_file.read_bytes()
     local = LocalCertificate.in_folder(tmp_path)
     assert local.certificate_file.read_bytes() != before
@@ -155,9 +155,9 @@ def test_two_processes_create_one_certificate(tmp_path: Path, monkeypatch: pytes
 def test_lock_held_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process that holds the lock delays other processes for a bounded time."""
     LocalCertificate.in_folder(tmp_path)
-    monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(local_certificate, "LOCK_TIMEOUT_SECONDS", 0.05)
     with (
-        module._locked(tmp_path / "certificate"),
+        local_certificate._locked(tmp_path / "certificate"),
         pytest.raises(ConfigurationError, match="is locked by another process"),
     ):
         LocalCertificate.in_folder(tmp_path)
@@ -212,7 +212,7 @@ def test_certificate_is_renewed_before_it_expires(
 ) -> None:
     """A receiver that runs for weeks does not serve an expired certificate."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, "VALID", timedelta(days=1))
+        patch.setattr(local_certificate, "VALID", timedelta(days=1))
         before = LocalCertificate.in_folder(tmp_path).certificate_file.read_bytes()
     assert LocalCertificate.in_folder(tmp_path).certificate_file.read_bytes() != before
     assert "has expired or expires soon; creating a new one" in caplog.text
