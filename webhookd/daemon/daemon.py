@@ -144,10 +144,8 @@ class Daemon:
             log.warning(
                 "delivery.local is on: deliveries to this machine are allowed; use it for development only"
             )
-        if (
-            settings.services.shutdown_grace_seconds * (1 - SHUTDOWN_SHARE)
-            < settings.delivery.timeout_seconds
-        ):
+        grace_seconds = settings.services.shutdown_grace_seconds * (1 - SHUTDOWN_SHARE)
+        if grace_seconds < settings.delivery.timeout_seconds:
             log.warning(
                 "services.shutdown_grace_seconds leaves deliveries less time than delivery.timeout_seconds: "
                 "a shutdown may cut off requests, which are then sent again"
