@@ -95,6 +95,12 @@ async def start(bed: Bed, *, instance: int) -> None:
 
 
 @heal
+async def start_stopped(bed: Bed) -> None:
+    """Start all stopped instances at the same time."""
+    await asyncio.gather(*(instance.start() for instance in bed.instances if not instance.should_answer))
+
+
+@heal
 async def freeze_past_leases(bed: Bed, *, instance: int) -> None:
     """Send SIGSTOP while the instance holds leases; send SIGCONT after these were reset."""
     frozen = bed.instances[instance]
