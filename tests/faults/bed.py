@@ -187,7 +187,7 @@ async def open_bed(
             answer_timeout_seconds=ANSWER_TIMEOUT_SECONDS,
             batch_every=BATCH_EVERY,
             token=TOKEN if needs.tokens else None,
-            log_path=folder / "told.jsonl",
+            log_path=folder / "published.jsonl",
         )
         bed.watch = Watch(bed.instances)
         yield bed

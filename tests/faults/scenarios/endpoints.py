@@ -65,7 +65,7 @@ async def bad_endpoints_ended(bed: Bed) -> None:
     receipts = len(bed.receiver.receipts)
     await bed.until(BAD_DELIVERIES_ENDED, BAD_TYPE)
     if len(bed.receiver.receipts) == receipts:
-        bed.problems.append("the good endpoint got no request while others failed")
+        bed.problems.append("the good endpoint got no request next to failing endpoints")
     names = {url: name for name, url in bed.bad_endpoints.urls.items()}
     async with bed.superuser() as superuser:
         for row in await superuser.fetch(CODES, BAD_TYPE):
@@ -196,7 +196,7 @@ SCENARIOS = (
         fail_endpoints,
         effects=("attempts_failed", "bad_endpoint_results"),
         rounds=2,
-        # The bad endpoints share one process, and some send much data: the others need time to answer.
+        # The bad endpoints share one process, and some send much data, so the rest need more time to answer.
         needs=Needs(
             bad_endpoints=True, settings={"delivery.timeout_seconds": 5.0, "delivery.lease_seconds": 10.0}
         ),

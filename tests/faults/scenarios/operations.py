@@ -23,7 +23,7 @@ BAD_TEXTS: tuple[Callable[[str], str], ...] = (
     lambda good: good[: len(good) // 2] + "\0",
 )
 STORM_SIGNALS = 20
-# About as long as a reload takes: some files are read, others are replaced before that.
+# About as long as a reload takes: some files are replaced before they are read.
 STORM_INTERVAL_SECONDS = 0.02
 
 
