@@ -1,1 +1,1 @@
-"""The fault suite: everything is broken under load, and nothing acknowledged may be lost."""
+"""The fault suite: breaks every part under load and checks that no acknowledged event is lost."""

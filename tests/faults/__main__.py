@@ -1,4 +1,4 @@
-"""`make faults`: every scenario once, then a random mix; prints a line for each, and a table at the end."""
+"""`make faults`: run every scenario once, the random mix last; print a line per scenario and a summary."""
 
 import argparse
 import asyncio
@@ -9,61 +9,63 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.performance import Result, perform
-from tests.faults.report import line, write
+from tests.faults.report import result_text, write
+from tests.faults.runner import Result, run_scenario
 from tests.faults.scenarios import ALL
 from tests.support.installations import installation_near
 
 
 def main() -> int:
-    """Run, print and write; the exit status."""
-    given = arguments()
-    # A terminated run ends its children just as an interrupted one.
+    """Run the scenarios and return the exit status."""
+    options = parse_arguments()
+    # SIGTERM must stop the child processes as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return asyncio.run(run(given))
+        return asyncio.run(run(options))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--seed", type=int, help="of all that is random (a new one)")
+    parser.add_argument("--seed", type=int, help="seed of all random choices (default: a new seed)")
     parser.add_argument("--only", nargs="+", choices=ALL, metavar="NAME", help=", ".join(ALL))
-    parser.add_argument("--rounds", type=int, help="of each scenario, instead of its own number")
-    parser.add_argument("--postgres", type=int, default=15, help="the major (15)")
-    parser.add_argument("--list", action="store_true", help="print the actions, and do nothing")
+    parser.add_argument("--rounds", type=int, help="rounds per scenario (default: each scenario's own)")
+    parser.add_argument("--postgres", type=int, default=15, help="PostgreSQL major version (default: 15)")
+    parser.add_argument("--list", action="store_true", help="print the actions without running them")
     parser.add_argument(
-        "--allow-missing", action="store_true", help="do not fail for what this machine cannot run"
+        "--allow-missing", action="store_true", help="do not fail if this machine cannot run a scenario"
     )
-    parser.add_argument("--output", type=Path, default=Path("faults-results"), help="folder (faults-results)")
+    parser.add_argument(
+        "--output", type=Path, default=Path("faults-results"), help="result folder (default: faults-results)"
+    )
     return parser.parse_args()
 
 
-async def run(given: argparse.Namespace) -> int:
-    """One scenario after the other."""
-    seed = secrets.randbelow(10**6) if given.seed is None else given.seed
-    names = given.only or list(ALL)
-    if given.list:
+async def run(options: argparse.Namespace) -> int:
+    """Run the chosen scenarios one at a time."""
+    seed = secrets.randbelow(10**6) if options.seed is None else options.seed
+    names = options.only or list(ALL)
+    if options.list:
         for name in names:
-            for action in ALL[name].actions(seed, given.rounds):
+            for action in ALL[name].actions(seed, options.rounds):
                 print(name, action)
         return 0
-    installation = installation_near(given.postgres)
+    installation = installation_near(options.postgres)
     print(f"PostgreSQL {installation.version}, --seed {seed}", flush=True)
     results: list[Result] = []
     for name in names:
-        result = await perform(ALL[name], seed, installation, given.rounds)
+        result = await run_scenario(ALL[name], seed, installation, options.rounds)
         results.append(result)
-        print(line(result), flush=True)
-    write(given.output, results, ALL)
-    return 0 if succeeded(results, allow_missing=given.allow_missing) else 1
+        print(result_text(result), flush=True)
+    write(options.output, results, ALL)
+    return 0 if succeeded(results, allow_missing=options.allow_missing) else 1
 
 
 def succeeded(results: Sequence[Result], *, allow_missing: bool) -> bool:
-    """Nothing failed, and nothing was left out unless that is allowed."""
+    """Return True if no scenario failed, and none was skipped unless that is allowed."""
     return all(result.passed and (allow_missing or not result.missing) for result in results)
 
 

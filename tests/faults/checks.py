@@ -1,4 +1,4 @@
-"""After the faults: waits for quiet, and tells what was promised and not kept, and what the faults did."""
+"""After the faults: waits until all deliveries have ended, then finds broken promises and counts effects."""
 
 import asyncio
 import json
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 from tests.faults.bed import Bed
 from tests.faults.instance import Instance
 from tests.faults.plan import Scenario
-from tests.faults.verbs import RETURN_SECONDS
+from tests.faults.verbs import RECOVERY_SECONDS
 from tests.support.invariants import broken_rows
 from tests.support.traffic import record
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
 
-# Nothing waits, not even a dead endpoint's retries: all sagas have ended.
+# All sagas have ended, including the retries to failing endpoints.
 QUIET = """
     select not exists (select from webhookd.event_routing_queue)
         and not exists (select from webhookd.webhook_delivery_sagas
                         where status not in ('Completed', 'DeadLettered'))
 """
-# More requests than results came of leases that expired; a second 2xx, of an answer that was lost.
+# More requests than results: each was caused by an expired lease. A second 2xx: caused by a lost answer.
 DUPLICATES = """
     with of_saga as (
         select r.requests, r.answered, j.finished, j.unanswered, j.resets,
@@ -54,37 +54,35 @@ FAILURES = """
     select 'failed_' || error_code as code, count(*) from webhookd.webhook_delivery_jobs
     where status = 'Failed' group by 1
 """
-AT_EVERY_MOMENT = ("I3", "I4", "I5", "I8")
+HOLD_ALWAYS = ("I3", "I4", "I5", "I8")
 MAX_RESIDENT_BYTES = 256 * 1024 * 1024
 
 
 async def check(bed: Bed, scenario: Scenario) -> None:
-    """Fill in the bed's problems and effects."""
+    """Add the problems and effects to the test bed."""
     await bed.until(QUIET)
     bed.problems += await not_ready(bed)
     async with bed.superuser() as superuser:
         await record(superuser, bed.publisher, bed.receiver.rows() + bad_receipts(bed))
         bed.problems += await broken(bed, superuser)
         bed.effects += Counter(await facts(superuser))
-    bed.effects += Counter(counted(bed))
+    bed.effects += Counter(observed_effects(bed))
     if unexplained := bed.effects.pop("duplicates_unexplained", 0):
-        bed.problems.append(f"{unexplained} duplicates without a lease expiry or a lost answer")
-    bed.problems += [f"no answer to /healthz: {silence}" for silence in bed.watch.silences()]
-    bed.problems += [f"/readyz did not tell the truth: {untruth}" for untruth in bed.watch.untruths()]
-    bed.problems += await ended_in_order(bed)
-    bed.problems += own_errors(bed, scenario)
-    if bed.watch.most_resident_bytes > MAX_RESIDENT_BYTES:
-        bed.problems.append(f"an instance grew to {bed.watch.most_resident_bytes >> 20} MiB")
+        bed.problems.append(f"{unexplained} duplicates without an expired lease or a lost answer")
+    bed.problems += [f"/healthz failed: {failure}" for failure in bed.watch.health_failures()]
+    bed.problems += [f"/readyz was wrong: {answer}" for answer in bed.watch.false_ready()]
+    bed.problems += await failed_shutdowns(bed)
+    bed.problems += logged_errors(bed, scenario)
+    if bed.watch.max_resident_bytes > MAX_RESIDENT_BYTES:
+        bed.problems.append(f"an instance grew to {bed.watch.max_resident_bytes >> 20} MiB")
     bed.problems += [f"no effect: {name} is 0" for name in scenario.effects if not bed.effects[name]]
     bed.problems += [
-        f"{bed.effects[name]} {name}, where there should be none"
-        for name in scenario.forbidden
-        if bed.effects[name]
+        f"{bed.effects[name]} {name}, expected none" for name in scenario.forbidden if bed.effects[name]
     ]
 
 
 async def broken(bed: Bed, superuser: "Connection", only: tuple[str, ...] = ()) -> list[str]:
-    """Each invariant that does not hold, its first rows kept beside the logs."""
+    """Name each broken invariant; its first rows are written to broken.txt."""
     rows = await broken_rows(superuser, only)
     with (bed.folder / "broken.txt").open("a") as kept:
         for name, found in rows.items():
@@ -92,84 +90,84 @@ async def broken(bed: Bed, superuser: "Connection", only: tuple[str, ...] = ()) 
     return list(rows)
 
 
-async def broken_meanwhile(bed: Bed) -> list[str]:
-    """Which of those that hold at every moment do not at this one: all asked of one snapshot."""
+async def broken_under_load(bed: Bed) -> list[str]:
+    """Name each broken invariant of those that must always hold, all checked in one snapshot."""
     async with (
         bed.superuser() as superuser,
         superuser.transaction(isolation="repeatable_read", readonly=True),
     ):
-        return [f"under load: {name}" for name in await broken(bed, superuser, AT_EVERY_MOMENT)]
+        return [f"under load: {name}" for name in await broken(bed, superuser, HOLD_ALWAYS)]
 
 
 async def facts(superuser: "Connection") -> dict[str, int]:
-    """What the database can tell of the faults' effects."""
+    """Count effects in the database."""
     found = await superuser.fetchrow(FACTS)
     duplicates = await superuser.fetchrow(DUPLICATES)
     assert found is not None
     assert duplicates is not None
     failures = {row["code"]: row["count"] for row in await superuser.fetch(FAILURES)}
-    told = failures | {f"duplicates_{name}": int(value) for name, value in duplicates.items()}
-    told["requests_doubled"] = told["duplicates_by_lease"] + told["duplicates_by_lost_answer"]
-    return told | {name: int(value) for name, value in found.items()}
+    counts = failures | {f"duplicates_{name}": int(value) for name, value in duplicates.items()}
+    counts["duplicate_requests"] = counts["duplicates_by_lease"] + counts["duplicates_by_lost_answer"]
+    return counts | {name: int(value) for name, value in found.items()}
 
 
-def counted(bed: Bed) -> dict[str, int]:
-    """What everybody else can tell."""
+def observed_effects(bed: Bed) -> dict[str, int]:
+    """Count effects seen by the proxies, the publisher, the watch and the instances."""
     wires = [instance.wire for instance in bed.instances if not bed.needs.standby]
     stale = sum(
-        instance.daemon.metric("webhookd_delivery_reports_total", verdict="stale") for instance in bed.living
+        instance.daemon.metric("webhookd_delivery_reports_total", verdict="stale") for instance in bed.running
     )
-    restarts = sum(instance.daemon.metric("webhookd_service_restarts_total") for instance in bed.living)
+    restarts = sum(instance.daemon.metric("webhookd_service_restarts_total") for instance in bed.running)
     return {
         "connections_broken": sum(wire.broken for wire in wires),
         "acknowledgements_lost": sum(wire.answers_lost for wire in wires),
-        "turned_away": sum(bed.publisher.rejections.values()),
-        "known_already": bed.publisher.duplicates,
-        "looks_unready": sum(seen.unready for seen in bed.watch.seen.values()),
+        "failed_publishes": sum(bed.publisher.rejections.values()),
+        "recognised_publishes": bed.publisher.duplicates,
+        "unready_probes": sum(observed.unready for observed in bed.watch.observed.values()),
         "services_restarted": int(restarts),
-        "reports_stale": int(stale),
+        "stale_reports": int(stale),
     }
 
 
 async def not_ready(bed: Bed) -> list[str]:
-    """Who does not say that it is ready, in the time that the database's return may take."""
+    """Name each instance that does not become ready within the recovery limit of the database."""
 
     async def is_ready(instance: Instance) -> bool:
         try:
-            async with asyncio.timeout(RETURN_SECONDS):
+            async with asyncio.timeout(RECOVERY_SECONDS):
                 await instance.until_ready()
         except (TimeoutError, AssertionError):
             return False
         return True
 
     ready = await asyncio.gather(*(is_ready(instance) for instance in bed.instances))
-    return [f"instance {number} is not ready at the end" for number, is_so in enumerate(ready) if not is_so]
+    return [f"instance {number} is not ready at the end" for number, done in enumerate(ready) if not done]
 
 
-async def ended_in_order(bed: Bed) -> list[str]:
-    """Who does not end as it should when it is asked to."""
-    codes = await asyncio.gather(*(instance.stop_in_order() for instance in bed.instances))
-    return [f"instance {number} ended with {code} at SIGTERM" for number, code in enumerate(codes) if code]
+async def failed_shutdowns(bed: Bed) -> list[str]:
+    """Stop every instance with SIGTERM; name each one with an exit code other than 0."""
+    codes = await asyncio.gather(*(instance.stop_gracefully() for instance in bed.instances))
+    return [f"instance {number}: exit code {code} after SIGTERM" for number, code in enumerate(codes) if code]
 
 
 def bad_receipts(bed: Bed) -> list[tuple[object, ...]]:
-    """What came to the failing endpoints, as far as a scenario has any."""
-    rows: list[tuple[object, ...]] = bed.kept.get("bad_receipts", [])
+    """Return the requests to bad endpoints, if the scenario has any."""
+    rows: list[tuple[object, ...]] = bed.state.get("bad_receipts", [])
     return rows
 
 
-def own_errors(bed: Bed, scenario: Scenario) -> list[str]:
-    """What instances logged as errors: neither a database that is away is one, nor an endpoint that fails."""
+def logged_errors(bed: Bed, scenario: Scenario) -> list[str]:
+    """List errors in the logs. A lost database and a failing endpoint are not logged as errors."""
     found: Counter[str] = Counter()
     for instance in bed.instances:
-        for text in instance.lines():
+        for text in instance.log_lines():
             try:
                 line: dict[str, Any] = json.loads(text)
                 level = line["level"]
             except (ValueError, TypeError, KeyError):
-                found[f"instance {instance.number} wrote what is no log line: {text[:200]}"] += 1
+                found[f"instance {instance.number} wrote a line that is not JSON: {text[:200]}"] += 1
                 continue
             if level == "error" and not any(piece in text for piece in scenario.may_log):
                 last = str(line.get("exception", "")).strip().splitlines()[-1:]
                 found[" ".join([f"instance {instance.number} logged:", line["message"], *last])] += 1
-    return [f"{what} ({times} times)" for what, times in found.items()]
+    return [f"{error} ({count} times)" for error, count in found.items()]

@@ -1,6 +1,6 @@
-"""What a scenario does, as values: a list of actions that is a pure function of its name, seed and rounds.
+"""Actions and scenarios as values: the actions are a pure function of the scenario's name, seed and rounds.
 
-Knows no process and no clock. `perform` in performance.py gives each action to the verb of its name.
+Knows no process and no clock. runner.py passes each action to the verb of the same name.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ Argument: TypeAlias = int | float | str
 
 @dataclass(frozen=True)
 class Action:
-    """A verb and what it is told. Faults are counted; the rest lets time pass, looks, or heals."""
+    """A verb and its arguments. Faults are counted; other actions wait, check or repair."""
 
     verb: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
@@ -25,12 +25,12 @@ class Action:
 
 
 def act(verb: str, **arguments: Argument) -> Action:
-    """What is no fault."""
+    """Create an action that is not a fault."""
     return Action(verb, arguments)
 
 
 def fault(verb: str, **arguments: Argument) -> Action:
-    """One fault injected."""
+    """Create an action that injects one fault."""
     return Action(verb, arguments, is_fault=True)
 
 
@@ -39,7 +39,7 @@ Plan: TypeAlias = Callable[[Random, int], list[Action]]
 
 @dataclass(frozen=True)
 class Needs:
-    """How the bed of a scenario differs from the usual: three instances, and a wire before each."""
+    """How a scenario's test bed differs from the default: three instances with a proxy before each."""
 
     instances: int = 3
     standby: bool = False
@@ -49,28 +49,28 @@ class Needs:
     wrong_clock: bool = False
     bad_endpoints: bool = False
     tokens: bool = False
-    # Of the daemon's configuration, "section.key": value.
+    # Settings of the daemon, "section.key": value.
     settings: Mapping[str, object] = field(default_factory=dict)
-    # Of PostgreSQL's.
+    # Settings of PostgreSQL.
     server_settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way to break things. Without one of its effects it has shown nothing, and fails."""
+    """One kind of fault. The scenario fails if one of its effects was not seen: then it proved nothing."""
 
     name: str
     breaks: str
-    holds: str  # beyond the invariants
+    holds: str  # in addition to the invariants
     plan: Plan
     effects: tuple[str, ...]
     rounds: int
     needs: Needs = Needs()
-    # Effects that must not be seen at all: a restart in order doubles nothing.
+    # Effects that must not be seen: a graceful restart, for example, sends nothing twice.
     forbidden: tuple[str, ...] = ()
-    # What the daemon may log as an error of its own, by a piece of its message.
+    # Parts of messages that the daemon may log at level "error".
     may_log: tuple[str, ...] = ()
 
     def actions(self, seed: int, rounds: int | None = None) -> list[Action]:
-        """The same for the same seed, on every machine."""
+        """Return the actions, which are the same for the same seed on every machine."""
         return self.plan(Random(f"{self.name} {seed}"), rounds or self.rounds)  # noqa: S311  no secret

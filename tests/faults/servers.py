@@ -1,54 +1,66 @@
-"""Servers that a scenario breaks from below or from beside: on a small disk, and with a standby.
+"""The PostgreSQL servers of a test bed: normal, on a small disk, or with a standby; and wrong clocks.
 
-What they mount they unmount when they stop.
+Servers unmount their disks when they stop, also when the run is interrupted. If this machine cannot provide
+something, MissingRequirement is raised.
 """
 
 import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 
+from tests.faults.plan import Needs
 from tests.support.breakable import BreakableServer
+from tests.support.database import Database
 from tests.support.postgres import CONNECT_TIMEOUT_SECONDS, ServerError, end_process, log_tail, run_apart
 from webhookd.embedded.installation import Installation, restrict_to
 
 DISK_MEBIBYTES = 64
 FOLDER_NAME = "small"
 BALLAST_CHUNK = bytes(64 * 1024)
+FAKETIME_FOLDERS = ("usr/lib/*/faketime", "usr/lib/faketime", "usr/local/lib/faketime")
+# The clocks of the instances: the first is ahead, the second behind, the third correct.
+CLOCKS = ("+10m", "-10m")
+
+
+class MissingRequirement(Exception):
+    """This machine lacks something that the scenario needs: the scenario does not run."""
 
 
 class SmallDisk:
-    """A file system of its own, in memory; `fill` and `free` it."""
+    """A small file system in memory that a scenario can `fill` and `free`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._mounted = False
 
     def mount(self) -> None:
-        """Needs root."""
+        """Mount it; this needs root."""
         self.folder.mkdir()
         size = f"size={DISK_MEBIBYTES}m"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "webhookd-faults", str(self.folder)], check=True)
         self._mounted = True
 
     def unmount(self) -> None:
-        """Harmless when it is not mounted."""
+        """Unmount it, if it is mounted."""
         if self._mounted:
             subprocess.run(["umount", str(self.folder)], check=True)
             self._mounted = False
 
     def fill(self, leave_mebibytes: int = 0) -> None:
-        """With a file that has no other purpose."""
+        """Fill the disk with a ballast file."""
         with (self.folder / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
             while self._free_bytes() > leave_mebibytes << 20:
                 ballast.write(BALLAST_CHUNK)
 
     def free(self) -> None:
-        """Take it away."""
+        """Remove the ballast file."""
         (self.folder / "ballast").unlink()
 
     def _free_bytes(self) -> int:
@@ -57,7 +69,7 @@ class SmallDisk:
 
 
 class SmallDiskServer(BreakableServer):
-    """With a small disk in its folder, for a tablespace."""
+    """A server with a small disk for a tablespace in its folder."""
 
     def __init__(self, installation: Installation, settings: Mapping[str, str]) -> None:
         super().__init__(installation, settings)
@@ -70,14 +82,14 @@ class SmallDiskServer(BreakableServer):
 
     @property
     def tablespace(self) -> Path:
-        """An empty folder of the server's, on the small disk."""
+        """A new empty folder on the small disk, owned by the server's account."""
         folder = self.disk.folder / "space"
         folder.mkdir()
         restrict_to(folder, self._account)
         return folder
 
     def stop(self) -> None:
-        """End it, unmount, and remove everything."""
+        """Stop the server, unmount the disk, and remove everything."""
         if self._process is not None:
             self.resume()
             end_process(self._process)
@@ -93,7 +105,7 @@ class SmallDiskServer(BreakableServer):
 
 
 class SmallWalServer(SmallDiskServer):
-    """With its write-ahead log on the small disk, in small files."""
+    """A server with its write-ahead log on the small disk, in small files."""
 
     INITDB_OPTIONS = ("--wal-segsize=1",)
 
@@ -109,7 +121,7 @@ class SmallWalServer(SmallDiskServer):
 
 
 class StandbyServer(BreakableServer):
-    """A copy of another server that follows it, until it is promoted."""
+    """A standby that replicates another server until it is promoted."""
 
     def __init__(self, installation: Installation, primary: BreakableServer) -> None:
         super().__init__(installation)
@@ -117,21 +129,21 @@ class StandbyServer(BreakableServer):
         self._password = primary._password
 
     def promote(self) -> None:
-        """Make it the primary; returns when it takes writes."""
-        run_apart(self._ask("select pg_promote(true, 60)"))
+        """Make it the primary; returns when it accepts writes."""
+        run_apart(self._fetch_value("select pg_promote(true, 60)"))
 
-    def follows(self) -> bool:
-        """Whether the primary waits for it."""
+    def is_synchronous(self) -> bool:
+        """Return True if commits on the primary wait for this standby."""
         return bool(
             run_apart(
-                self._ask(
+                self._fetch_value(
                     "select exists (select from pg_stat_replication where sync_state = 'sync')",
                     self._primary.superuser_dsn,
                 )
             )
         )
 
-    async def _ask(self, query: str, dsn: str | None = None) -> object:
+    async def _fetch_value(self, query: str, dsn: str | None = None) -> object:
         connection = await asyncpg.connect(dsn or self.superuser_dsn, timeout=CONNECT_TIMEOUT_SECONDS)
         try:
             return await connection.fetchval(query)
@@ -149,3 +161,84 @@ class StandbyServer(BreakableServer):
         ]
         if self._run(command, folder) != 0:
             raise ServerError(f"pg_basebackup failed:\n{log_tail(folder)}")
+
+
+@dataclass
+class ServerSetup:
+    """The server of a test bed, its standby, and the clocks of its instances."""
+
+    server: BreakableServer
+    needs: Needs
+    standby: StandbyServer | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(cls, installation: Installation, needs: Needs) -> Iterator["ServerSetup"]:
+        """Run the servers during the block."""
+        with contextlib.ExitStack() as stack:
+            server = make_server(installation, needs)
+            stack.callback(server.stop)
+            server.start()
+            setup = cls(server, needs)
+            if needs.standby:
+                setup.standby = StandbyServer(installation, server)
+                stack.callback(setup.standby.stop)
+                setup.standby.start()
+            yield setup
+
+    @property
+    def servers(self) -> dict[str, BreakableServer]:
+        """The servers by the name of their log file."""
+        found: dict[str, BreakableServer] = {"postgres.log": self.server}
+        return found | ({"standby.log": self.standby} if self.standby else {})
+
+    async def place(self, database: Database) -> None:
+        """Move a new database to the small disk, or make commits wait for the standby, as needed."""
+        connection = await asyncpg.connect(database.server.dsn(), timeout=CONNECT_TIMEOUT_SECONDS)
+        try:
+            if self.needs.small_disk == "heap":
+                assert isinstance(self.server, SmallDiskServer)
+                await connection.execute(f"create tablespace small location '{self.server.tablespace}'")
+                await connection.execute(f"alter database {database.name} set tablespace small")
+            if self.needs.standby:
+                await connection.execute("alter system set synchronous_standby_names = '*'")
+                await connection.execute("select pg_reload_conf()")
+        finally:
+            await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+
+    def dsn(self, database: Database) -> str:
+        """Return the DSN without a proxy; with a standby, it finds the server that accepts writes."""
+        dsn = database.dsn("daemon")
+        if self.standby is None:
+            return dsn
+        parts = urlsplit(dsn)
+        other = urlsplit(self.standby.superuser_dsn)
+        return f"postgresql://{parts.netloc},{other.hostname}:{other.port}{parts.path}?target_session_attrs=read-write"
+
+    def environment(self, number: int) -> dict[str, str]:
+        """Return the environment variables that set the clock of one instance."""
+        if not self.needs.wrong_clock or number >= len(CLOCKS):
+            return {}
+        return {
+            "LD_PRELOAD": str(faketime_library()),
+            "FAKETIME": CLOCKS[number],
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+def make_server(installation: Installation, needs: Needs) -> BreakableServer:
+    """Create the server without starting it."""
+    if not needs.small_disk:
+        return BreakableServer(installation, needs.server_settings)
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        raise MissingRequirement("only root can mount a small disk")
+    kind = SmallWalServer if needs.small_disk == "wal" else SmallDiskServer
+    return kind(installation, needs.server_settings)
+
+
+def faketime_library() -> Path:
+    """Find libfaketime."""
+    for pattern in FAKETIME_FOLDERS:
+        for found in sorted(Path("/").glob(f"{pattern}/libfaketimeMT.so.1")):
+            return found
+    raise MissingRequirement("libfaketime is not installed")

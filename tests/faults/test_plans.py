@@ -1,4 +1,4 @@
-"""The plans: pure, complete, and of known words only."""
+"""The plans are pure, and every action has a verb."""
 
 import inspect
 
@@ -10,32 +10,32 @@ from tests.faults.verbs import VERBS
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_same_seed_gives_the_same_actions(name: str) -> None:
-    """Whatever else was drawn before; and another seed may give others."""
+def test_same_seed_gives_same_actions(name: str) -> None:
+    """The actions do not depend on plans made before."""
     first = ALL[name].actions(1)
     ALL[name].actions(2)
     assert ALL[name].actions(1) == first
     assert any(action.is_fault for action in first)
 
 
-def test_seeds_differ() -> None:
-    """A seed means something."""
+def test_different_seeds_give_different_actions() -> None:
+    """The seed changes the plans of random scenarios."""
     assert all(ALL[name].actions(1) != ALL[name].actions(2) for name in ("kill", "backends", "mix"))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_action_can_be_performed(name: str) -> None:
-    """Each has a verb that takes exactly what it is told."""
+def test_every_action_has_a_verb(name: str) -> None:
+    """Each action has a verb that takes exactly its arguments."""
     for action in ALL[name].actions(1):
         bound = inspect.signature(VERBS[action.verb]).bind(None, **action.arguments)
         assert len(bound.arguments) == 1 + len(action.arguments)
 
 
-def test_an_action_reads_as_it_is_told() -> None:
-    """What a failing run leaves behind can be read by a person."""
+def test_action_as_text() -> None:
+    """The action list of a failed run is readable."""
     assert str(Action("kill", {"instance": 1})) == "kill instance=1"
 
 
-def test_a_run_has_enough_faults() -> None:
-    """All scenarios once: at least five hundred."""
+def test_full_run_has_at_least_500_faults() -> None:
+    """Count the faults of all scenarios, each run once."""
     assert sum(action.is_fault for scenario in ALL.values() for action in scenario.actions(1)) >= 500

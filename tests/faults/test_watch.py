@@ -1,25 +1,27 @@
-"""The watch and an instance's log: what is held against an instance, and what is not."""
+"""The watch's verdict on /readyz answers, and the log lines of a killed instance."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.faults.instance import Instance
-from tests.faults.watch import NO_DATABASE, OK, Look, Seen
+from tests.faults.watch import NO_DATABASE, OK, Observed, Probe
 from tests.support.daemon import DaemonProcess
 
 
-def seen(*statuses: int | str, because: str = NO_DATABASE, away_since: float | None = 1.0) -> Seen:
-    """A look a second, from 0 on; the database is away from the second one."""
-    looks = [
-        Look(place, place + 0.1, status, () if status == OK else (because,))
+def observed(
+    *statuses: int | str, because: str = NO_DATABASE, database_lost_at: float | None = 1.0
+) -> Observed:
+    """Return one probe per second, from 0 on; the database is lost at the second probe."""
+    probes = [
+        Probe(place, place + 0.1, status, () if status == OK else (because,))
         for place, status in enumerate(statuses)
     ]
-    return Seen(looks, away_since=away_since)
+    return Observed(probes, database_lost_at=database_lost_at)
 
 
 @pytest.mark.parametrize(
-    ("statuses", "untruths"),
+    ("statuses", "wrong"),
     [
         ([200, 200, 503, 503], 0),
         ([503, 200, 503], 0),
@@ -28,35 +30,35 @@ def seen(*statuses: int | str, because: str = NO_DATABASE, away_since: float | N
         ([200, "TimeoutError", 200], 0),
     ],
 )
-def test_ready_after_unready_without_a_database_is_no_truth(statuses: list[int | str], untruths: int) -> None:
-    """Before it noticed it may say 200; a look that got no answer is neither."""
-    watched = seen(*statuses)
-    watched.judge()
-    assert len(watched.untruths) == untruths
-    assert watched.away_since is None
+def test_ready_after_unready_without_database_is_wrong(statuses: list[int | str], wrong: int) -> None:
+    """An instance may answer 200 until its first 503; a probe without an answer does not count."""
+    watched = observed(*statuses)
+    watched.database_restored()
+    assert len(watched.false_ready) == wrong
+    assert watched.database_lost_at is None
 
 
-def test_a_service_that_begins_anew_says_nothing_of_the_database() -> None:
-    """It has not noticed yet, and is not said to have."""
-    watched = seen(200, 503, 200, because="routing is failing")
-    assert not watched.said_unready()
-    watched.judge()
-    assert (watched.untruths, watched.unready) == ([], 1)
+def test_restarting_service_does_not_report_a_lost_database() -> None:
+    """A 503 for another reason does not count as noticing the loss."""
+    watched = observed(200, 503, 200, because="routing is failing")
+    assert not watched.reported_unready()
+    watched.database_restored()
+    assert (watched.false_ready, watched.unready) == ([], 1)
 
 
-def test_with_a_database_it_may_say_what_it_likes() -> None:
-    """And only a 503 is one."""
-    watched = seen(503, 200, "TimeoutError", 503, 200, away_since=None)
-    watched.judge()
-    assert (watched.untruths, watched.unready, watched.said_unready()) == ([], 2, False)
+def test_any_answer_is_correct_while_the_database_is_there() -> None:
+    """Only a 503 counts as unready."""
+    watched = observed(503, 200, "TimeoutError", 503, 200, database_lost_at=None)
+    watched.database_restored()
+    assert (watched.false_ready, watched.unready, watched.reported_unready()) == ([], 2, False)
 
 
-def test_what_a_kill_left_of_a_line_is_no_line(tmp_path: Path) -> None:
-    """Half a line at the end of a life is passed over; within one, or at the last end, it is told."""
+def test_log_line_cut_off_by_a_kill_is_ignored(tmp_path: Path) -> None:
+    """An incomplete line is ignored at a kill, but not elsewhere or at the end of the log."""
     daemon = DaemonProcess(tmp_path, "postgresql://nobody@127.0.0.1/nothing")
     instance = Instance(0, daemon, None, None)
     daemon.log_path.write_text("{1}\n{ha")
-    instance._note_cut()
+    instance._record_kill()
     with daemon.log_path.open("a") as log:
         log.write("{2}\nwords\n{3}\n{ha")
-    assert list(instance.lines()) == ["{1}", "{2}", "words", "{3}", "{ha"]
+    assert list(instance.log_lines()) == ["{1}", "{2}", "words", "{3}", "{ha"]

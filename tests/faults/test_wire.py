@@ -1,4 +1,4 @@
-"""The wire: it breaks what it is told to break, and loses exactly the answer that it is told to lose."""
+"""The database proxy: it breaks connections as requested, and drops exactly the requested answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,15 +16,15 @@ INSERT = "insert into public.seen values ($1)"
 
 @pytest.fixture
 async def wire(database: Database) -> AsyncIterator[Wire]:
-    """Give a way to the test's database, as its superuser."""
+    """Provide a proxy to the test's database, with the superuser's login."""
     wire = Wire(database.dsn("superuser"))
     await wire.open()
     yield wire
     await wire.close()
 
 
-async def test_a_commit_is_done_and_its_answer_lost(database: Database, wire: Wire) -> None:
-    """The statement that matches is committed, its connection ends; others are answered."""
+async def test_lost_answer_of_a_commit(database: Database, wire: Wire) -> None:
+    """The matching statement is committed and its connection is reset; other statements get answers."""
     superuser = await database.connect("superuser")
     await superuser.execute("create table public.seen (number integer)")
     connection = await asyncpg.connect(wire.dsn)
@@ -41,8 +41,8 @@ async def test_a_commit_is_done_and_its_answer_lost(database: Database, wire: Wi
 
 
 @pytest.mark.parametrize("how", ["half_open", "blackhole"])
-async def test_silence_is_not_told(how: str, wire: Wire) -> None:
-    """The client's connection stays open and carries nothing; after the healing a new one is carried."""
+async def test_silent_connection_stays_open(how: str, wire: Wire) -> None:
+    """The client's connection stays open without answers; after `flow`, new connections work."""
     connection = await asyncpg.connect(wire.dsn)
     getattr(wire, how)()
     with pytest.raises(TimeoutError):
@@ -55,8 +55,8 @@ async def test_silence_is_not_told(how: str, wire: Wire) -> None:
     await again.close()
 
 
-async def test_a_reset_is_told_at_once(wire: Wire) -> None:
-    """The client hears of it; a new connection is carried."""
+async def test_reset_closes_the_connection_at_once(wire: Wire) -> None:
+    """The client notices the reset; new connections work."""
     connection = await asyncpg.connect(wire.dsn)
     wire.reset()
     await until_true(connection.is_closed)
@@ -66,21 +66,21 @@ async def test_a_reset_is_told_at_once(wire: Wire) -> None:
     await asyncio.sleep(0)
 
 
-def test_a_conversation_is_followed_through_any_pieces() -> None:
-    """Byte by byte: a request for encryption, the login, a prepared statement and its use, a simple one."""
-    said = bytes.fromhex("00000008 04d2162f 00000008 00030000".replace(" ", ""))
-    said += (
+def test_statements_are_parsed_byte_by_byte() -> None:
+    """Parse an SSL request, the login, a prepared statement with its use, and a simple query."""
+    sent = bytes.fromhex("00000008 04d2162f 00000008 00030000".replace(" ", ""))
+    sent += (
         message(b"P", b"name\0select 1\0\0\0")
         + message(b"B", b"portal\0name\0rest")
         + message(b"Q", b"commit\0")
     )
     client = ClientSide()
-    heard = [client.statements(said[place : place + 1]) for place in range(len(said))]
-    assert [statement for statements in heard for statement in statements] == ["select 1", "commit"]
+    parsed = [client.statements(sent[place : place + 1]) for place in range(len(sent))]
+    assert [statement for statements in parsed for statement in statements] == ["select 1", "commit"]
 
 
-def test_an_answer_ends_with_readiness() -> None:
-    """Not with a row in which the letter happens to be."""
+def test_answer_ends_with_ready_for_query() -> None:
+    """A data row that contains the letter Z does not end the answer."""
     server = ServerSide()
     assert not server.is_ready(message(b"D", b"Z\0\0\0\5I"))
     assert not server.is_ready(message(b"Z", b"I")[:3])
@@ -88,5 +88,5 @@ def test_an_answer_ends_with_readiness() -> None:
 
 
 def message(kind: bytes, body: bytes) -> bytes:
-    """As the protocol has it."""
+    """Encode a message of the PostgreSQL protocol."""
     return kind + (len(body) + 4).to_bytes(4, "big") + body

@@ -1,6 +1,6 @@
-"""Looks at every instance all the time: does it answer, is it ready, how large is it.
+"""Probes every instance four times a second: does it answer, is it ready, how much memory does it use.
 
-Knows from when to when an instance has no database, and holds against it what it says meanwhile.
+It knows when an instance has no database, and records every /readyz answer that was wrong meanwhile.
 """
 
 import asyncio
@@ -14,76 +14,78 @@ import aiohttp
 from tests.faults.instance import Instance
 
 INTERVAL_SECONDS = 0.25
-# For an answer that needs no database, on a machine with too much to do: longer is no answer.
+# /healthz needs no database; a slower answer counts as no answer, even on a busy machine.
 ANSWER_TIMEOUT_SECONDS = 5.0
 OK, UNAVAILABLE = 200, 503
 NO_DATABASE = "the database does not answer"
 
 
 @dataclass(frozen=True)
-class Look:
-    """What /readyz said, when it was asked and when it answered; a name instead of a status is no answer."""
+class Probe:
+    """One answer of /readyz. If there was no answer, the status is the name of the exception."""
 
     asked_at: float
     answered_at: float
     status: int | str
-    because: tuple[str, ...] = ()  # it is not ready
+    because: tuple[str, ...] = ()  # the reasons why the instance is not ready
 
     @property
-    def says_away(self) -> bool:
-        """That its database is. For less it may be unready, too: a service that begins anew."""
+    def reports_no_database(self) -> bool:
+        """An instance may be unready for another reason, such as a service that restarts."""
         return self.status == UNAVAILABLE and NO_DATABASE in self.because
 
 
 @dataclass
-class Seen:
-    """What one instance showed."""
+class Observed:
+    """The observations of one instance."""
 
-    looks: list[Look] = field(default_factory=list)
-    silences: list[str] = field(default_factory=list)  # while it was to answer
-    untruths: list[str] = field(default_factory=list)
-    away_since: float | None = None  # its database
-    most_resident_bytes: int = 0
+    probes: list[Probe] = field(default_factory=list)
+    health_failures: list[str] = field(default_factory=list)  # while the instance was up
+    false_ready: list[str] = field(default_factory=list)
+    database_lost_at: float | None = None
+    max_resident_bytes: int = 0
 
     @property
     def unready(self) -> int:
-        return sum(look.status == UNAVAILABLE for look in self.looks)
+        return sum(probe.status == UNAVAILABLE for probe in self.probes)
 
-    def first_unready(self) -> Look | None:
-        """The first look since its database went away that found it saying so."""
-        since = self.away_since
+    def first_unready(self) -> Probe | None:
+        """Return the first probe since the database was lost that reported this."""
+        since = self.database_lost_at
         if since is None:
             return None
-        return next((look for look in self.looks if look.asked_at >= since and look.says_away), None)
+        return next(
+            (probe for probe in self.probes if probe.asked_at >= since and probe.reports_no_database), None
+        )
 
-    def said_unready(self) -> bool:
-        """Whether there is such a look by now."""
+    def reported_unready(self) -> bool:
+        """Return True if the instance has reported the loss of its database."""
         return self.first_unready() is not None
 
-    def judge(self) -> None:
-        """The database comes back: once it had said that it is away, it may not have said otherwise."""
+    def database_restored(self) -> None:
+        """End the time without a database: after its first 503 an instance must not have answered 200."""
         if first := self.first_unready():
-            late = [look for look in self.looks if look.asked_at > first.asked_at and look.status == OK]
-            self.untruths += [
-                f"200 after {look.answered_at - first.answered_at:.1f} s of 503, without a database"
-                for look in late
+            wrong = [probe for probe in self.probes if probe.asked_at > first.asked_at and probe.status == OK]
+            self.false_ready += [
+                f"200 without a database, {probe.answered_at - first.answered_at:.1f} s after the first 503"
+                for probe in wrong
             ]
-        self.away_since = None
+        self.database_lost_at = None
 
 
 class Watch:
-    """Asks /healthz and /readyz of those that are to answer."""
+    """Requests /healthz and /readyz from every instance that should be up."""
 
     def __init__(self, instances: Sequence[Instance]) -> None:
         self._instances = instances
-        self.seen = {instance.number: Seen() for instance in instances}
+        self.observed = {instance.number: Observed() for instance in instances}
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator["Watch"]:
-        """For the length of the block; what went wrong with the watching itself is raised at its end."""
+        """Probe during the block; an error of the watch itself is raised at the end."""
         timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            tasks = [asyncio.create_task(self._look(session, instance)) for instance in self._instances]
+            tasks = [asyncio.create_task(self._probe(session, instance)) for instance in self._instances]
             try:
                 yield self
             finally:
@@ -94,53 +96,59 @@ class Watch:
                 if isinstance(end, Exception):
                     raise end
 
-    def away(self, instances: Iterable[Instance]) -> None:
-        """These have no database, as of now, or one that stores nothing."""
+    def database_lost(self, instances: Iterable[Instance]) -> None:
+        """Record that from now on these instances have no database, or a database that stores nothing."""
         for instance in instances:
-            self.seen[instance.number].away_since = time.monotonic()
+            self.observed[instance.number].database_lost_at = time.monotonic()
 
-    def back(self, instances: Iterable[Instance]) -> None:
-        """They may have it again, as of now."""
+    def database_restored(self, instances: Iterable[Instance]) -> None:
+        """Record that from now on these instances may have their database again."""
         for instance in instances:
-            self.seen[instance.number].judge()
+            self.observed[instance.number].database_restored()
 
     @property
-    def most_resident_bytes(self) -> int:
-        return max(seen.most_resident_bytes for seen in self.seen.values())
+    def max_resident_bytes(self) -> int:
+        return max(observed.max_resident_bytes for observed in self.observed.values())
 
-    def silences(self) -> list[str]:
-        """Where an instance that was up did not say that it lives."""
+    def health_failures(self) -> list[str]:
+        """List the times when an instance that was up did not answer /healthz with 200."""
         return [
-            f"instance {number}: {silence}" for number, seen in self.seen.items() for silence in seen.silences
+            f"instance {number}: {failure}"
+            for number, observed in self.observed.items()
+            for failure in observed.health_failures
         ]
 
-    def untruths(self) -> list[str]:
-        """Where an instance said that it was ready, and could not be."""
+    def false_ready(self) -> list[str]:
+        """List the times when an instance without a database reported that it is ready."""
         return [
-            f"instance {number}: {untruth}" for number, seen in self.seen.items() for untruth in seen.untruths
+            f"instance {number}: {answer}"
+            for number, observed in self.observed.items()
+            for answer in observed.false_ready
         ]
 
-    async def _look(self, session: aiohttp.ClientSession, instance: Instance) -> None:
-        seen, began = self.seen[instance.number], time.monotonic()
+    async def _probe(self, session: aiohttp.ClientSession, instance: Instance) -> None:
+        observed, started = self.observed[instance.number], time.monotonic()
         while True:
-            if instance.answers:
+            if instance.should_answer:
                 changes = instance.changes
-                healthz, _ = await _ask(session, instance, "/healthz")
+                healthz, _ = await _get(session, instance, "/healthz")
                 asked_at = time.monotonic()
-                readyz, because = await _ask(session, instance, "/readyz")
-                # Not held against it that it was ended between the question and its answer.
+                readyz, because = await _get(session, instance, "/readyz")
+                # Ignore the answers if the instance was stopped between request and answer.
                 if instance.changes == changes:
                     if healthz != OK:
-                        seen.silences.append(f"{healthz} after {time.monotonic() - began:.1f} s")
-                    seen.looks.append(Look(asked_at, time.monotonic(), readyz, because))
-                    seen.most_resident_bytes = max(seen.most_resident_bytes, instance.daemon.resident_bytes())
+                        observed.health_failures.append(f"{healthz} after {time.monotonic() - started:.1f} s")
+                    observed.probes.append(Probe(asked_at, time.monotonic(), readyz, because))
+                    observed.max_resident_bytes = max(
+                        observed.max_resident_bytes, instance.daemon.resident_bytes()
+                    )
             await asyncio.sleep(INTERVAL_SECONDS)
 
 
-async def _ask(
+async def _get(
     session: aiohttp.ClientSession, instance: Instance, path: str
 ) -> tuple[int | str, tuple[str, ...]]:
-    """The status, and why it is not well; a name instead of a status is no answer."""
+    """Return the status and the reasons; without an answer, the name of the exception instead of a status."""
     try:
         async with session.get(f"http://127.0.0.1:{instance.daemon.port}{path}") as answer:
             return answer.status, tuple((await answer.json()).get("because", ()))

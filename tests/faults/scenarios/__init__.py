@@ -1,4 +1,4 @@
-"""Every scenario, one module a family. Importing this gives all verbs their names."""
+"""All scenarios, one module per family. Importing this package registers all verbs."""
 
 from tests.faults.plan import Scenario
 from tests.faults.scenarios import (

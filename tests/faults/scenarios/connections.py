@@ -1,29 +1,36 @@
-"""What lies between an instance and its database: cut, silent, half there, and answers that are lost."""
+"""Faults between an instance and its database: resets, silence, half-open connections, lost answers."""
 
 import time
 from random import Random
 
 from tests.faults.bed import Bed
 from tests.faults.plan import Action, Plan, Scenario, act, fault
-from tests.faults.verbs import RETURN_SECONDS, heal, verb
+from tests.faults.verbs import RECOVERY_SECONDS, heal, verb
 from tests.support.waiting import until_true
 
-# What an instance may ask that changes something, by the function that does it.
-GATED = ("publish_many", "route_events", "start_due_sagas", "claim_jobs", "report_results", "apply_results")
+# The database functions through which an instance changes data.
+WRITES = (
+    "publish_many",
+    "route_events",
+    "start_due_sagas",
+    "claim_jobs",
+    "report_results",
+    "apply_results",
+)
 BACKENDS = """
     select array(select pid from pg_stat_activity
                  where datname = current_database() and application_name = 'webhookd' and query like $1)
 """
-ANYBODY = "%"
+ANY_QUERY = "%"
 TERMINATE = "select count(*) filter (where pg_terminate_backend(pid)) from unnest($1::integer[]) pid"
-OTHERS = f"select count(*) >= $3 from unnest(({BACKENDS})) pid where pid <> all ($2)"
-# The heartbeat is the listener's last statement from its first beat on.
+NEW_BACKENDS = f"select count(*) >= $3 from unnest(({BACKENDS})) pid where pid <> all ($2)"
+# After its first heartbeat, the heartbeat is always the listener's last statement.
 LISTENER = "%pg_listening_channels%"
 
 
 @verb
 async def lose_acknowledgements(bed: Bed, *, instance: int, function: str, count: int) -> None:
-    """Let calls be committed, and their answers be lost with the connection."""
+    """Commit calls, but drop their answers and connections."""
     wire = bed.instances[instance].wire
     lost = wire.answers_lost
     wire.lose_answers(rf"webhookd\.{function}\b", count)
@@ -32,7 +39,7 @@ async def lose_acknowledgements(bed: Bed, *, instance: int, function: str, count
 
 @verb
 async def reset_wire(bed: Bed, *, instance: int) -> int:
-    """A TCP reset of every connection of an instance; how many."""
+    """Reset every TCP connection of an instance, and return their number."""
     wire = bed.instances[instance].wire
     broken = wire.broken
     wire.reset()
@@ -41,7 +48,7 @@ async def reset_wire(bed: Bed, *, instance: int) -> int:
 
 @verb
 async def half_open_wire(bed: Bed, *, instance: int) -> int:
-    """The server's side is gone, and nobody told the instance; of how many connections."""
+    """Close the server's side of each connection without notice to the instance; returns their number."""
     wire = bed.instances[instance].wire
     broken = wire.broken
     wire.half_open()
@@ -50,66 +57,66 @@ async def half_open_wire(bed: Bed, *, instance: int) -> int:
 
 @verb
 async def blackhole_wire(bed: Bed, *, instance: int) -> None:
-    """Every byte is lost, without a word."""
+    """Drop every byte silently."""
     bed.instances[instance].wire.blackhole()
-    bed.watch.away([bed.instances[instance]])
+    bed.watch.database_lost([bed.instances[instance]])
 
 
 @verb
 async def stall_wire(bed: Bed, *, instance: int) -> None:
-    """No byte moves."""
+    """Forward nothing, but keep the bytes."""
     bed.instances[instance].wire.stall()
-    bed.watch.away([bed.instances[instance]])
+    bed.watch.database_lost([bed.instances[instance]])
 
 
 @verb
 async def ready(bed: Bed, *, instance: int) -> None:
-    """An instance comes to say that it is ready."""
+    """Wait until an instance is ready."""
     await bed.instances[instance].until_ready()
 
 
 @verb
 async def heal_wire(bed: Bed, *, instance: int) -> None:
-    """Carry again."""
-    bed.watch.back([bed.instances[instance]])
+    """Forward again."""
+    bed.watch.database_restored([bed.instances[instance]])
     bed.instances[instance].wire.flow()
 
 
 @heal
-async def wire_is_used(bed: Bed, *, instance: int) -> None:
-    """The database is back for one instance, as of now: the time until it is ready."""
-    began = time.monotonic()
+async def wire_recovers(bed: Bed, *, instance: int) -> None:
+    """Measure, from now, how long until the instance is ready."""
+    started = time.monotonic()
     await bed.instances[instance].until_ready()
-    bed.recovered("the way to the database back: its instance ready", began, RETURN_SECONDS)
+    bed.record_recovery("connection to the database back: instance ready", started, RECOVERY_SECONDS)
 
 
 @verb
 async def terminate_backend(bed: Bed, *, which: float) -> int:
-    """End one of the server's processes, anyone's: each comes to its turn by the part of the list."""
+    """Terminate one backend; `which` is its position in the list, from 0 to 1."""
     async with bed.superuser() as superuser:
-        backends = await superuser.fetchval(BACKENDS, ANYBODY)
+        backends = await superuser.fetchval(BACKENDS, ANY_QUERY)
         chosen = backends[int(which * len(backends)) :][:1]
-        ended: int = await superuser.fetchval(TERMINATE, chosen)
-    bed.effects["backends_terminated"] += ended
-    return ended
+        terminated: int = await superuser.fetchval(TERMINATE, chosen)
+    bed.effects["backends_terminated"] += terminated
+    return terminated
 
 
 @verb
 async def terminate_listeners(bed: Bed) -> int:
-    """End those that wait for notifications; returns when each instance has another."""
+    """Terminate the listeners' backends; returns when each instance has a new one."""
     async with bed.superuser() as superuser:
         listeners = await superuser.fetchval(BACKENDS, LISTENER)
-        ended: int = await superuser.fetchval(TERMINATE, listeners)
-    bed.effects["listeners_terminated"] += ended
-    await bed.until(OTHERS, LISTENER, listeners, len(bed.living))
-    return ended
+        terminated: int = await superuser.fetchval(TERMINATE, listeners)
+    bed.effects["listeners_terminated"] += terminated
+    await bed.until(NEW_BACKENDS, LISTENER, listeners, len(bed.running))
+    return terminated
 
 
-def losing(random: Random, rounds: int) -> list[Action]:
-    """Of every gated call, in an order of the seed's."""
+def lose_answers(random: Random, rounds: int) -> list[Action]:
+    """Lose the answer of every write function, in random order."""
     actions: list[Action] = []
     for _ in range(rounds):
-        for function in random.sample(GATED, len(GATED)):
+        for function in random.sample(WRITES, len(WRITES)):
             actions += [
                 fault("lose_acknowledgements", instance=random.randrange(3), function=function, count=1),
                 act("accepted", more=random.randint(20, 60)),
@@ -117,8 +124,8 @@ def losing(random: Random, rounds: int) -> list[Action]:
     return actions
 
 
-def resetting(random: Random, rounds: int) -> list[Action]:
-    """One instance after the other."""
+def reset_wires(random: Random, rounds: int) -> list[Action]:
+    """Reset the connections of random instances."""
     actions: list[Action] = []
     for _ in range(rounds):
         actions += [
@@ -128,8 +135,8 @@ def resetting(random: Random, rounds: int) -> list[Action]:
     return actions
 
 
-def going_dark(how: str) -> Plan:
-    """One instance sees nothing of the database for a while; the others do its work."""
+def disconnect(how: str) -> Plan:
+    """Cut one instance off from the database for a while; the other instances do its work."""
 
     def plan(random: Random, rounds: int) -> list[Action]:
         actions: list[Action] = []
@@ -140,7 +147,7 @@ def going_dark(how: str) -> Plan:
                 act("all_unready"),
                 act("accepted", more=random.randint(50, 150)),
                 act("heal_wire", instance=victim),
-                act("wire_is_used", instance=victim),
+                act("wire_recovers", instance=victim),
                 act("accepted", more=random.randint(50, 150)),
             ]
         return actions
@@ -148,8 +155,8 @@ def going_dark(how: str) -> Plan:
     return plan
 
 
-def half_opening(random: Random, rounds: int) -> list[Action]:
-    """New connections are carried all the time: it need not come to be unready."""
+def half_open_wires(random: Random, rounds: int) -> list[Action]:
+    """New connections always work, so the instance may stay ready."""
     actions: list[Action] = []
     for _ in range(rounds):
         victim = random.randrange(3)
@@ -161,8 +168,8 @@ def half_opening(random: Random, rounds: int) -> list[Action]:
     return actions
 
 
-def terminating(random: Random, rounds: int) -> list[Action]:
-    """Anyone's, and now and then all listeners'."""
+def terminate_backends(random: Random, rounds: int) -> list[Action]:
+    """Terminate random backends, and after every twentieth all listeners."""
     actions: list[Action] = []
     for number in range(rounds):
         actions += [
@@ -177,49 +184,49 @@ def terminating(random: Random, rounds: int) -> list[Action]:
 SCENARIOS = (
     Scenario(
         "lost_acknowledgements",
-        "the answer to a commit lost with its connection, for every gated call",
-        "asked again it is recognised: no event twice, no result applied twice",
-        losing,
-        effects=("acknowledgements_lost", "known_already"),
+        "the answer to a commit lost with its connection, for every write function",
+        "the repeated call is recognised: no event is stored twice, no result is applied twice",
+        lose_answers,
+        effects=("acknowledgements_lost", "recognised_publishes"),
         rounds=6,
     ),
     Scenario(
         "resets",
-        "a TCP reset of all of an instance's connections",
-        "they are replaced",
-        resetting,
+        "a TCP reset of all connections of an instance",
+        "the connections are replaced",
+        reset_wires,
         effects=("connections_broken", "services_restarted"),
         rounds=50,
     ),
     Scenario(
         "half_open",
-        "the server's side of an instance's connections gone, and the instance not told",
-        "its calls end by their own timeouts",
-        half_opening,
-        effects=("connections_broken", "turned_away"),
+        "the server's side of an instance's connections closed without notice to the instance",
+        "calls end by their own timeouts",
+        half_open_wires,
+        effects=("connections_broken", "failed_publishes"),
         rounds=3,
     ),
     Scenario(
         "blackhole",
-        "every byte between an instance and the database lost",
-        "it says that it is not ready, and the others do its work",
-        going_dark("blackhole_wire"),
-        effects=("connections_broken", "looks_unready"),
+        "every byte between an instance and the database dropped",
+        "/readyz reports it, and the other instances do the work",
+        disconnect("blackhole_wire"),
+        effects=("connections_broken", "unready_probes"),
         rounds=3,
     ),
     Scenario(
         "stalled_wire",
-        "no byte moves between an instance and the database, and then all of them",
-        "it says that it is not ready; what it had asked for and given up does no harm when it is done late",
-        going_dark("stall_wire"),
-        effects=("looks_unready",),
+        "every byte between an instance and the database delayed, then all delivered",
+        "/readyz reports it; calls that timed out and are executed late do no harm",
+        disconnect("stall_wire"),
+        effects=("unready_probes",),
         rounds=3,
     ),
     Scenario(
         "backends",
-        "the server's processes terminated one after another, the listeners' among them",
-        "each is replaced, the listeners too",
-        terminating,
+        "backends of the server terminated one at a time, including those of the listeners",
+        "every connection is replaced, including the listeners",
+        terminate_backends,
         effects=("backends_terminated", "listeners_terminated", "services_restarted"),
         rounds=130,
     ),

@@ -1,4 +1,4 @@
-"""Endpoints that fail in every way at once, names that lead elsewhere, and more than can be sent."""
+"""Endpoints that fail in every known way, DNS faults, and overload."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from random import Random
 
-from tests.faults.bed import BAD_ATTEMPTS, MOMENT_SECONDS, PACE_SECONDS, Bed
+from tests.faults.bed import ANSWER_DELAY_SECONDS, BAD_ATTEMPTS, PUBLISH_INTERVAL_SECONDS, Bed
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import heal, verb
 from tests.support.flow import Flow
@@ -15,25 +15,25 @@ from tests.support.traffic import verifies
 from webhookd.deliveries import subscriptions
 
 BAD_TYPE = "news.bad"
-# Answers in order and reads no more: who of the same host is sent down that connection next waits in vain.
+# It answers correctly but reads no further request: the next delivery on that kept connection gets no answer.
 UNREAD = "unread"
 CODES = """
     select u.callback_url, d.final_error_code from webhookd.dead_letters d
     join webhookd.subscriptions u on u.id = d.subscription_id and u.event_type = $1 group by 1, 2
 """
-BAD_ENDED = """
+BAD_DELIVERIES_ENDED = """
     select count(*) = 0 from webhookd.webhook_delivery_sagas s
     join webhookd.subscriptions u on u.id = s.subscription_id and u.event_type = $1
     where s.status not in ('Completed', 'DeadLettered')
 """
 FAILED_WITH = "select count(*) from webhookd.webhook_delivery_jobs where error_code = $1"
-NAME = "hooks.example"
-OVERLOAD = 10
+HOST = "hooks.example"
+OVERLOAD_FACTOR = 10
 
 
 @verb
 async def subscribe_bad_endpoints(bed: Bed) -> None:
-    """One subscription at each, all of the same events."""
+    """Subscribe every bad endpoint to the same event type."""
     assert bed.bad_endpoints is not None
     flow = Flow(await bed.database.connect("daemon"), await bed.database.connect("superuser"))
     created: dict[str, subscriptions.Created] = {}
@@ -42,40 +42,40 @@ async def subscribe_bad_endpoints(bed: Bed) -> None:
         created[name] = await subscriptions.create(flow.daemon, BAD_TYPE, url, max_attempts=BAD_ATTEMPTS)
         await flow.verify(created[name].subscription_id)
     await bed.database.close()
-    bed.kept["bad"] = created
+    bed.state["bad"] = created
 
 
 @verb
 async def publish_to_bad_endpoints(bed: Bed, *, events: int) -> None:
-    """So many events to all of them."""
-    daemon = bed.living[0].daemon
+    """Publish events to all bad endpoints."""
+    daemon = bed.running[0].daemon
     for _ in range(events):
         key = f"bad-{len(bed.publisher.accepted_events)}"
         payload = json.dumps({"key": key})
         body = f'{{"event_type": "{BAD_TYPE}", "idempotency_key": "{key}", "payload": {payload}}}'
-        status, told = await asyncio.to_thread(daemon.post, "/v1/events", body.encode())
-        assert status == 202, told
-        bed.publisher.accepted_events[key] = (told["id"], payload)
+        status, answer = await asyncio.to_thread(daemon.post, "/v1/events", body.encode())
+        assert status == 202, answer
+        bed.publisher.accepted_events[key] = (answer["id"], payload)
 
 
 @verb
 async def bad_endpoints_ended(bed: Bed) -> None:
-    """Every delivery to them has ended, each in the way that it should; the good one's went on meanwhile."""
+    """Wait until deliveries to bad endpoints have ended; check their error codes and the good endpoint."""
     assert bed.bad_endpoints is not None
     receipts = len(bed.receiver.receipts)
-    await bed.until(BAD_ENDED, BAD_TYPE)
+    await bed.until(BAD_DELIVERIES_ENDED, BAD_TYPE)
     if len(bed.receiver.receipts) == receipts:
-        bed.problems.append("nothing came to the good endpoint beside the bad ones")
+        bed.problems.append("the good endpoint got no request next to failing endpoints")
     names = {url: name for name, url in bed.bad_endpoints.urls.items()}
     async with bed.superuser() as superuser:
         for row in await superuser.fetch(CODES, BAD_TYPE):
-            bed.effects["bad_endings"] += 1
+            bed.effects["bad_endpoint_results"] += 1
             name = names[row["callback_url"]]
             expected = bed.bad_endpoints.expected[name].error_code
             if row["final_error_code"] != expected:
-                bed.problems.append(f"{name} gave {row['final_error_code']}, and not {expected}")
-    created: dict[str, subscriptions.Created] = bed.kept["bad"]
-    bed.kept["bad_receipts"] = [
+                bed.problems.append(f"{name}: {row['final_error_code']} instead of {expected}")
+    created: dict[str, subscriptions.Created] = bed.state["bad"]
+    bed.state["bad_receipts"] = [
         (
             int(request.headers["webhook-id"].removeprefix("evt_")),
             created[name].subscription_id,
@@ -91,68 +91,72 @@ async def bad_endpoints_ended(bed: Bed) -> None:
 
 @verb
 async def overload(bed: Bed, *, seconds: float) -> None:
-    """Take in at least ten times as much as is delivered, for so long; then let it be delivered."""
+    """Accept at least ten times as many events as are delivered, for this time; then end the overload."""
     bed.receiver.moment_seconds = 0.9
     bed.publisher.pace_seconds = 0
-    told, receipts, began = len(bed.publisher.accepted_events), len(bed.receiver.receipts), time.monotonic()
+    events, receipts, started = (
+        len(bed.publisher.accepted_events),
+        len(bed.receiver.receipts),
+        time.monotonic(),
+    )
     await asyncio.sleep(seconds)
-    elapsed = time.monotonic() - began
-    taken = (len(bed.publisher.accepted_events) - told) / elapsed
+    elapsed = time.monotonic() - started
+    accepted = (len(bed.publisher.accepted_events) - events) / elapsed
     sent = (len(bed.receiver.receipts) - receipts) / elapsed
-    bed.receiver.moment_seconds = MOMENT_SECONDS
-    bed.publisher.pace_seconds = PACE_SECONDS
-    bed.effects["events_beyond_capacity"] += int((taken - sent) * elapsed)
-    if taken < OVERLOAD * sent:
+    bed.receiver.moment_seconds = ANSWER_DELAY_SECONDS
+    bed.publisher.pace_seconds = PUBLISH_INTERVAL_SECONDS
+    bed.effects["events_beyond_capacity"] += int((accepted - sent) * elapsed)
+    if accepted < OVERLOAD_FACTOR * sent:
         bed.problems.append(
-            f"{taken:.0f} events a second were taken and {sent:.0f} sent: no tenfold overload"
+            f"{accepted:.0f} events per second accepted, {sent:.0f} sent: not a tenfold overload"
         )
 
 
 @verb
-async def names_fail(bed: Bed) -> None:
-    """There is no such name."""
-    _names_answer(bed)
+async def dns_fails(bed: Bed) -> None:
+    """Answer that the name does not exist."""
+    _resolve_to(bed)
     await _until_failed(bed, "DNS_FAILED")
 
 
 @verb
-async def names_are_silent(bed: Bed) -> None:
-    """Nobody answers a lookup."""
+async def dns_times_out(bed: Bed) -> None:
+    """Answer no lookup."""
     assert bed.names is not None
-    bed.names.stay_silent(NAME)
+    bed.names.stay_silent(HOST)
     await _until_failed(bed, "TIMEOUT")
 
 
 @verb
-async def names_lead_astray(bed: Bed, *, address: str) -> None:
-    """The name leads to an address inside, as in DNS rebinding."""
-    _names_answer(bed, address)
+async def dns_returns_internal_address(bed: Bed, *, address: str) -> None:
+    """Resolve the name to an internal address, as DNS rebinding does."""
+    _resolve_to(bed, address)
     await _until_failed(bed, "ADDRESS_BLOCKED")
 
 
 @heal
-async def names_are_right(bed: Bed) -> None:
-    """And nobody was ever dialled but who may be."""
+async def dns_recovers(bed: Bed) -> None:
+    """Resolve the name correctly again, and check that no internal address was dialled."""
     assert bed.names is not None
-    _names_answer(bed, "127.0.0.1")
-    beyond = {host for host, _ in bed.names.dials if not ip_address(host).is_loopback}
-    bed.problems += [f"{host} was dialled" for host in sorted(beyond)]
+    _resolve_to(bed, "127.0.0.1")
+    forbidden = {host for host, _ in bed.names.dials if not ip_address(host).is_loopback}
+    bed.problems += [f"{host} was dialled" for host in sorted(forbidden)]
 
 
-def _names_answer(bed: Bed, *addresses: str) -> None:
+def _resolve_to(bed: Bed, *addresses: str) -> None:
     assert bed.names is not None
-    bed.names.answer(NAME, *addresses)
+    bed.names.answer(HOST, *addresses)
 
 
 async def _until_failed(bed: Bed, code: str) -> None:
-    """Until some more attempts failed with this code."""
-    before = await bed.ask(FAILED_WITH, code)
+    """Wait until five more attempts have failed with this code."""
+    before = await bed.fetch_value(FAILED_WITH, code)
     await bed.until(f"select ({FAILED_WITH}) >= $2", code, before + 5)
-    bed.effects[f"attempts_{code}"] += await bed.ask(FAILED_WITH, code) - before
+    bed.effects[f"attempts_{code}"] += await bed.fetch_value(FAILED_WITH, code) - before
 
 
-def failing(random: Random, rounds: int) -> list[Action]:
-    """Round after round of events to all of them, beside the good one."""
+def fail_endpoints(random: Random, rounds: int) -> list[Action]:
+    """Publish to all bad endpoints while the good endpoint gets its normal load."""
     actions = [act("subscribe_bad_endpoints")]
     for _ in range(rounds):
         actions += [
@@ -162,8 +166,8 @@ def failing(random: Random, rounds: int) -> list[Action]:
     return [*actions, act("bad_endpoints_ended")]
 
 
-def overloading(random: Random, rounds: int) -> list[Action]:
-    """With room to breathe between."""
+def cause_overload(random: Random, rounds: int) -> list[Action]:
+    """Overload, then wait for the deliveries to catch up."""
     actions: list[Action] = []
     for _ in range(rounds):
         actions += [
@@ -173,51 +177,51 @@ def overloading(random: Random, rounds: int) -> list[Action]:
     return actions
 
 
-def misleading(random: Random, rounds: int) -> list[Action]:
-    """Every way, in an order of the seed's."""
+def break_dns(random: Random, rounds: int) -> list[Action]:
+    """Break DNS in every way, in random order."""
     actions: list[Action] = []
     for _ in range(rounds):
         ways = [
-            fault("names_fail"),
-            fault("names_are_silent"),
-            fault("names_lead_astray", address="169.254.169.254"),
-            fault("names_lead_astray", address="10.0.0.1"),
+            fault("dns_fails"),
+            fault("dns_times_out"),
+            fault("dns_returns_internal_address", address="169.254.169.254"),
+            fault("dns_returns_internal_address", address="10.0.0.1"),
         ]
         for way in random.sample(ways, len(ways)):
-            actions += [way, act("names_are_right"), act("delivered", more=random.randint(100, 200))]
+            actions += [way, act("dns_recovers"), act("delivered", more=random.randint(100, 200))]
     return actions
 
 
 SCENARIOS = (
     Scenario(
         "endpoints",
-        "endpoints that fail in every way known, all at once, beside a good one",
-        "the good one's deliveries go on; each bad one's end with the error code that says why",
-        failing,
-        effects=("attempts_failed", "bad_endings"),
+        "endpoints that fail in every known way, all at once, next to a good endpoint",
+        "deliveries to the good endpoint continue; each bad delivery ends with the right error code",
+        fail_endpoints,
+        effects=("attempts_failed", "bad_endpoint_results"),
         rounds=2,
-        # Long enough for endpoints that share one process to say what they say, beside those that say much.
+        # The bad endpoints share one process, and some send much data, so the rest need more time to answer.
         needs=Needs(
             bad_endpoints=True, settings={"delivery.timeout_seconds": 5.0, "delivery.lease_seconds": 10.0}
         ),
     ),
     Scenario(
         "overload",
-        "ten times as many events taken in as can be delivered",
-        "they wait in the database, not in memory, and are delivered when there is room",
-        overloading,
+        "ten times as many events accepted as can be delivered",
+        "events wait in the database, not in memory, and are delivered later",
+        cause_overload,
         effects=("events_beyond_capacity",),
         rounds=1,
         needs=Needs(settings={"delivery.concurrency": 6}),
     ),
     Scenario(
         "names",
-        "the receiver's name unknown, unanswered, and leading to addresses inside",
-        "attempts fail with their codes, nothing inside is dialled, and the right address is used again",
-        misleading,
+        "the receiver's name unknown, not answered, and resolved to internal addresses",
+        "attempts fail with the right codes, no internal address is dialled, deliveries resume",
+        break_dns,
         effects=("attempts_DNS_FAILED", "attempts_TIMEOUT", "attempts_ADDRESS_BLOCKED"),
         rounds=1,
-        # Every request has a handshake of its own, which the receiver makes one after the other.
+        # Every request needs its own TLS handshake, and the receiver does one at a time.
         needs=Needs(names=True, settings={"delivery.concurrency": 20}),
     ),
 )

@@ -1,23 +1,23 @@
-"""Instances that die, hang, and are cut down between two steps."""
+"""Instances that are killed, frozen, or killed between two steps."""
 
 import asyncio
 import time
 from random import Random
 
-from tests.faults.bed import MOMENT_SECONDS, Bed
+from tests.faults.bed import ANSWER_DELAY_SECONDS, Bed
 from tests.faults.instance import LEASE_SECONDS, REAPER_INTERVAL_SECONDS, Instance
 from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.verbs import heal, verb
 from tests.support.endpoint import Request
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 
-# Where a process may be cut down, by the names of tests/faults/site.
+# The failpoints of tests/faults/site.
 FAILPOINTS = ("after_route", "after_start", "after_claim", "before_report", "after_report", "after_apply")
 LEASED = """
     select count(*) >= $2 from webhookd.webhook_delivery_jobs
     where status = 'Leased' and split_part(worker_id, ':', 2) = $1
 """
-# By event and path: an event may go to several.
+# By event and path, because an event may have several subscriptions.
 REQUESTS_OF_PROCESS = """
     select array(
         select 'evt_' || s.event_id || substring(u.callback_url from '//[^/]*(/.*)')
@@ -26,94 +26,102 @@ REQUESTS_OF_PROCESS = """
         join webhookd.subscriptions u on u.id = s.subscription_id
         where j.status = 'Leased' and split_part(j.worker_id, ':', 2) = $1)
 """
-# P10: an instance's death is healed within its leases and the reaper's interval.
-HEALED_SECONDS = LEASE_SECONDS + REAPER_INTERVAL_SECONDS
-# And what it takes to claim and to send again, on a machine that has much to do.
-SENT_SECONDS = 1.0
-LONG_MOMENT_SECONDS = 0.8
+# P10: leases of a dead instance expire and are reset by the next pass of the reaper.
+LEASES_RESET_SECONDS = LEASE_SECONDS + REAPER_INTERVAL_SECONDS
+# Additional time to claim and send again, on a busy machine.
+RESEND_SECONDS = 1.0
+SLOW_ANSWER_SECONDS = 0.8
 
 
 @verb
 async def kill(bed: Bed, *, instance: int) -> None:
-    """Kill -9, at any moment."""
+    """Send SIGKILL at any moment."""
     bed.instances[instance].kill()
 
 
 @verb
-async def kill_amid_deliveries(bed: Bed, *, instance: int, leases: int) -> None:
-    """Kill -9 while requests of its are open; how long until each of those came again."""
-    doomed = bed.instances[instance]
-    await _until_leased(bed, doomed, leases)
-    doomed.kill()
-    began, seen = time.monotonic(), len(bed.receiver.receipts)
-    bed.receiver.moment_seconds = MOMENT_SECONDS
-    lost = set(await bed.ask(REQUESTS_OF_PROCESS, doomed.worker_process))
+async def kill_during_deliveries(bed: Bed, *, instance: int, leases: int) -> None:
+    """Send SIGKILL while the instance has open requests; measure how long until each is sent again."""
+    victim = bed.instances[instance]
+    await _until_leased(bed, victim, leases)
+    victim.kill()
+    started, receipts = time.monotonic(), len(bed.receiver.receipts)
+    bed.receiver.moment_seconds = ANSWER_DELAY_SECONDS
+    lost = set(await bed.fetch_value(REQUESTS_OF_PROCESS, victim.process_id))
     bed.effects["deliveries_interrupted"] += len(lost)
-    await bed.until(f"select not ({LEASED})", doomed.worker_process, 1)
-    bed.recovered("an instance's death: its leases taken back", began, HEALED_SECONDS)
+    await bed.until(f"select not ({LEASED})", victim.process_id, 1)
+    bed.record_recovery("instance killed: its leases reset", started, LEASES_RESET_SECONDS)
 
-    def come_again() -> set[str]:
-        return {_name(receipt.request) for receipt in bed.receiver.receipts[seen:]}
+    def sent_again() -> set[str]:
+        return {_name(receipt.request) for receipt in bed.receiver.receipts[receipts:]}
 
-    await until_true(lambda: lost <= come_again())
-    bed.recovered("an instance's death: its last delivery made again", began, HEALED_SECONDS + SENT_SECONDS)
+    await until_true(lambda: lost <= sent_again())
+    bed.record_recovery(
+        "instance killed: its last delivery sent again", started, LEASES_RESET_SECONDS + RESEND_SECONDS
+    )
 
 
 async def _until_leased(bed: Bed, instance: Instance, leases: int) -> None:
-    """So many, and one of their requests open: the receiver is slow, and not so slow that any fails."""
-    bed.receiver.moment_seconds = LONG_MOMENT_SECONDS
-    await bed.until(LEASED, instance.worker_process, leases)
+    """Wait for this many leases and an open request. The receiver is slow, but no request times out."""
+    bed.receiver.moment_seconds = SLOW_ANSWER_SECONDS
+    await bed.until(LEASED, instance.process_id, leases)
     deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
     while not await _open_requests(bed, instance):
-        assert time.monotonic() < deadline, "no request of its is open"
+        assert time.monotonic() < deadline, "the instance has no open request"
 
 
 async def _open_requests(bed: Bed, instance: Instance) -> set[str]:
-    """Those of an instance that came and are not answered."""
+    """Return the requests of an instance that arrived and are not answered yet."""
     unanswered = [receipt.request for receipt in bed.receiver.receipts if receipt.response_status is None]
-    leased = await bed.ask(REQUESTS_OF_PROCESS, instance.worker_process)
+    leased = await bed.fetch_value(REQUESTS_OF_PROCESS, instance.process_id)
     return {_name(request) for request in unanswered} & set(leased)
 
 
 def _name(request: Request) -> str:
-    """As the query names it."""
+    """Return the name that REQUESTS_OF_PROCESS uses."""
     return request.headers["webhook-id"] + request.path
 
 
 @verb
 async def die_at(bed: Bed, *, instance: int, point: str) -> None:
-    """Cut down between two steps."""
+    """Kill the instance at a failpoint."""
     await bed.instances[instance].die_at(point)
 
 
 @heal
 async def start(bed: Bed, *, instance: int) -> None:
-    """Start what was ended."""
+    """Start an instance that was stopped."""
     await bed.instances[instance].start()
 
 
 @heal
+async def start_stopped(bed: Bed) -> None:
+    """Start all stopped instances at the same time."""
+    await asyncio.gather(*(instance.start() for instance in bed.instances if not instance.should_answer))
+
+
+@heal
 async def freeze_past_leases(bed: Bed, *, instance: int) -> None:
-    """SIGSTOP with leases out, until others have taken them back; then SIGCONT."""
+    """Send SIGSTOP while the instance holds leases; send SIGCONT after these were reset."""
     frozen = bed.instances[instance]
     await _until_leased(bed, frozen, 5)
     await frozen.freeze()
-    began = time.monotonic()
-    bed.receiver.moment_seconds = MOMENT_SECONDS
-    await bed.until(f"select not ({LEASED})", frozen.worker_process, 1)
-    bed.recovered("an instance stopped: its leases taken back", began, HEALED_SECONDS)
-    await asyncio.sleep(1)  # and delivered by others
-    frozen.thaw()
+    started = time.monotonic()
+    bed.receiver.moment_seconds = ANSWER_DELAY_SECONDS
+    await bed.until(f"select not ({LEASED})", frozen.process_id, 1)
+    bed.record_recovery("instance frozen: its leases reset", started, LEASES_RESET_SECONDS)
+    await asyncio.sleep(1)  # so that other instances deliver them
+    frozen.resume()
     await frozen.until_ready()
 
 
-def killing(random: Random, rounds: int) -> list[Action]:
-    """Amid deliveries, and at any moment; one at a time is down."""
+def kill_instances(random: Random, rounds: int) -> list[Action]:
+    """Kill during deliveries, and at any moment; only one instance is down at a time."""
     actions: list[Action] = []
     for _ in range(rounds):
         victim, other = random.sample(range(3), 2)
         actions += [
-            fault("kill_amid_deliveries", instance=victim, leases=random.randint(5, 15)),
+            fault("kill_during_deliveries", instance=victim, leases=random.randint(5, 15)),
             act("start", instance=victim),
             act("accepted", more=random.randint(50, 150)),
             fault("kill", instance=other),
@@ -123,8 +131,8 @@ def killing(random: Random, rounds: int) -> list[Action]:
     return actions
 
 
-def cutting_down(random: Random, rounds: int) -> list[Action]:
-    """At every point, in an order of the seed's."""
+def kill_at_failpoints(random: Random, rounds: int) -> list[Action]:
+    """Kill at every failpoint, in random order."""
     actions: list[Action] = []
     for _ in range(rounds):
         for point in random.sample(FAILPOINTS, len(FAILPOINTS)):
@@ -138,8 +146,8 @@ def cutting_down(random: Random, rounds: int) -> list[Action]:
     return actions
 
 
-def freezing(random: Random, rounds: int) -> list[Action]:
-    """One after the other."""
+def freeze_instances(random: Random, rounds: int) -> list[Action]:
+    """Freeze one random instance at a time."""
     actions: list[Action] = []
     for _ in range(rounds):
         actions += [
@@ -152,27 +160,27 @@ def freezing(random: Random, rounds: int) -> list[Action]:
 SCENARIOS = (
     Scenario(
         "kill",
-        "kill -9 of an instance, amid its deliveries and at any moment",
-        "the others take its leases over",
-        killing,
-        effects=("leases_expired", "deliveries_interrupted", "requests_doubled"),
+        "SIGKILL of an instance, during its deliveries and at any moment",
+        "the other instances take over its leases",
+        kill_instances,
+        effects=("leases_expired", "deliveries_interrupted", "duplicate_requests"),
         rounds=3,
     ),
     Scenario(
         "failpoints",
-        "an instance cut down after it routed, started, claimed, was answered with 2xx, reported, applied",
-        "each step is done once or again, and none is half done",
-        cutting_down,
-        effects=("leases_expired", "requests_doubled"),
+        "SIGKILL of an instance right after it routed, started, claimed, got a 2xx, reported or applied",
+        "each step is done or repeated, and none is half done",
+        kill_at_failpoints,
+        effects=("leases_expired", "duplicate_requests"),
         rounds=2,
         needs=Needs(failpoints=True),
     ),
     Scenario(
         "freeze",
         "SIGSTOP of an instance past its leases, then SIGCONT",
-        "its late reports are refused as stale",
-        freezing,
-        effects=("leases_expired", "reports_stale"),
+        "its late reports are rejected as stale",
+        freeze_instances,
+        effects=("leases_expired", "stale_reports"),
         rounds=2,
     ),
 )

@@ -1,4 +1,4 @@
-"""Who takes more of the database than his share: a table's lock, an open transaction, every connection."""
+"""Other users of the database: table locks, open transactions, and all connections taken."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ TABLES = (
     "webhook_delivery_jobs",
     "subscriptions",
 )
-# Rows that are being worked at, or will be: whoever wants one of them waits, or goes round it.
+# Rows in use now or soon: an instance has to wait for them or skip them.
 ROWS = (
     """select id from webhookd.webhook_delivery_sagas where status <> 'Completed'
        limit 50 for update skip locked""",
@@ -32,12 +32,12 @@ WAITERS = """
     select count(*) from pg_stat_activity
     where datname = current_database() and application_name = 'webhookd' and wait_event_type = 'Lock'
 """
-END_BACKENDS = """
+TERMINATE_BACKENDS = """
     select count(*) filter (where pg_terminate_backend(pid)) from pg_stat_activity
     where datname = current_database() and application_name = 'webhookd'
 """
-# That anybody can have but a superuser.
-PLACES = """
+# The connections available to ordinary roles.
+AVAILABLE_CONNECTIONS = """
     select current_setting('max_connections')::integer
          - current_setting('superuser_reserved_connections')::integer
 """
@@ -46,7 +46,7 @@ MAX_CONNECTIONS = 45
 
 @heal
 async def lock_table(bed: Bed, *, table: str, seconds: float) -> int:
-    """As somebody's migration would, for so long; how many calls wait for it."""
+    """Lock a table as a foreign migration would; returns how many calls wait for it."""
     async with bed.superuser() as superuser, superuser.transaction():
         await superuser.execute(f"lock table webhookd.{table} in access exclusive mode")
         await asyncio.sleep(seconds)
@@ -57,7 +57,10 @@ async def lock_table(bed: Bed, *, table: str, seconds: float) -> int:
 
 @heal
 async def leave_transaction_open(bed: Bed, *, seconds: float) -> None:
-    """With rows locked and a snapshot held, as two forgotten sessions do: a snapshot's rows move on."""
+    """Leave two transactions open: one holds a snapshot, the other holds row locks.
+
+    Two, because rows in an old snapshot may have changed and could not be locked.
+    """
     async with (
         bed.superuser() as reader,
         reader.transaction(isolation="repeatable_read"),
@@ -66,57 +69,58 @@ async def leave_transaction_open(bed: Bed, *, seconds: float) -> None:
     ):
         await reader.fetchval("select count(*) from webhookd.subscriptions")
         async with asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
-            held = 0
-            while not held:
+            locked = 0
+            while not locked:
                 for rows in ROWS:
-                    held += len(await holder.fetch(rows))
-        bed.effects["rows_held"] += held
+                    locked += len(await holder.fetch(rows))
+        bed.effects["rows_locked"] += locked
         await asyncio.sleep(seconds)
 
 
 @verb
 async def take_all_connections(bed: Bed) -> None:
-    """Every connection that the server has: those of instances are ended until none has one any more."""
+    """Take every connection; terminate those of the instances until they have none."""
     dsn = bed.database.dsn("application")
     deadline = time.monotonic() + CONDITION_TIMEOUT_SECONDS
-    # It keeps its place, as what it takes does: one that was given back would be an instance's.
+    # This connection stays open like the others: an instance would take its place.
     superuser = await asyncpg.connect(bed.database.dsn("superuser"), timeout=CONNECT_TIMEOUT_SECONDS)
     bed.holders.append(superuser)
-    places: int = await superuser.fetchval(PLACES)
-    # Counted: to be refused is no sign that none is free, for who else is refused has a place meanwhile.
-    while len(bed.holders) < places:
-        assert time.monotonic() < deadline, "instances have connections still"
-        bed.effects["backends_terminated"] += await superuser.fetchval(END_BACKENDS)
+    available: int = await superuser.fetchval(AVAILABLE_CONNECTIONS)
+    # Count them. A refused connection does not prove that none is free: another client that is just being
+    # refused occupies a place for a moment.
+    while len(bed.holders) < available:
+        assert time.monotonic() < deadline, "instances still have connections"
+        bed.effects["backends_terminated"] += await superuser.fetchval(TERMINATE_BACKENDS)
         with contextlib.suppress(asyncpg.TooManyConnectionsError):
-            while len(bed.holders) < places:
+            while len(bed.holders) < available:
                 bed.holders.append(await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS))
                 bed.effects["connections_taken"] += 1
         await asyncio.sleep(POLL_INTERVAL_SECONDS)
-    bed.watch.away(bed.living)
+    bed.watch.database_lost(bed.running)
 
 
 @verb
-async def occupy_pools(bed: Bed) -> None:
-    """A lock that keeps every connection of every pool waiting, until it is let go."""
+async def block_pools(bed: Bed) -> None:
+    """Take a lock for which every connection of every pool waits, until it is released."""
     holder = await asyncpg.connect(bed.database.dsn("superuser"), timeout=CONNECT_TIMEOUT_SECONDS)
     bed.holders.append(holder)
     await holder.execute("begin; lock table webhookd.webhook_delivery_jobs in access exclusive mode")
     pool_size = bed.needs.settings["database.pool_size"]
     assert isinstance(pool_size, int)
-    await bed.until(f"select ({WAITERS}) >= $1", pool_size * len(bed.living))
-    bed.watch.away(bed.living)
-    bed.effects["pools_exhausted"] += len(bed.living)
+    await bed.until(f"select ({WAITERS}) >= $1", pool_size * len(bed.running))
+    bed.watch.database_lost(bed.running)
+    bed.effects["pools_exhausted"] += len(bed.running)
 
 
 @verb
-async def let_go(bed: Bed) -> None:
-    """Of all that was taken or locked."""
-    bed.watch.back(bed.living)
-    await bed.let_go()
+async def release(bed: Bed) -> None:
+    """Release everything that was taken or locked."""
+    bed.watch.database_restored(bed.running)
+    await bed.release_holders()
 
 
-def locking(random: Random, rounds: int) -> list[Action]:
-    """Every table, mostly for less than anybody waits; once for longer."""
+def lock(random: Random, rounds: int) -> list[Action]:
+    """Lock every table, mostly for less than the lock timeout; once for longer."""
     actions: list[Action] = []
     for number in range(rounds):
         for table in random.sample(TABLES, len(TABLES)):
@@ -132,20 +136,20 @@ def locking(random: Random, rounds: int) -> list[Action]:
     return actions
 
 
-def exhausting(random: Random, rounds: int) -> list[Action]:
-    """The server's connections, and the pools' own: until everybody has said that he has none."""
+def exhaust_connections(random: Random, rounds: int) -> list[Action]:
+    """Exhaust the server's connections or the pools, until every instance is unready."""
     actions: list[Action] = []
     for number in range(rounds):
-        # A lock is waited for nine seconds, and a connection for five: soon after these it is let go.
-        ways = [(fault("take_all_connections"), round(random.uniform(0, 5), 2)), (fault("occupy_pools"), 0)]
+        # Calls wait up to nine seconds for a lock and five for a connection; the fault ends soon after.
+        ways = [(fault("take_all_connections"), round(random.uniform(0, 5), 2)), (fault("block_pools"), 0)]
         way, seconds = ways[number % 2]
         actions += [
             way,
             act("refused", more=random.randint(5, 20)),
             act("all_unready"),
             act("wait", seconds=seconds),
-            act("let_go"),
-            act("database_is_used"),
+            act("release"),
+            act("database_recovers"),
             act("accepted", more=random.randint(100, 300)),
         ]
     return actions
@@ -154,18 +158,18 @@ def exhausting(random: Random, rounds: int) -> list[Action]:
 SCENARIOS = (
     Scenario(
         "locks",
-        "tables locked by somebody else, and transactions left open with rows locked",
-        "calls wait or are answered 503, and go on afterwards",
-        locking,
-        effects=("calls_waiting", "rows_held"),
+        "tables locked by another session, and transactions left open with locked rows",
+        "calls wait or get 503, and continue afterwards",
+        lock,
+        effects=("calls_waiting", "rows_locked"),
         rounds=2,
     ),
     Scenario(
         "pool",
         "instances with two connections each: both wait for a lock, or the server has none left",
-        "503 meanwhile; connections that are free again are used",
-        exhausting,
-        effects=("connections_taken", "backends_terminated", "pools_exhausted", "turned_away"),
+        "503 meanwhile; instances use the connections when they are free again",
+        exhaust_connections,
+        effects=("connections_taken", "backends_terminated", "pools_exhausted", "failed_publishes"),
         rounds=4,
         needs=Needs(
             settings={"database.pool_size": 2}, server_settings={"max_connections": str(MAX_CONNECTIONS)}

@@ -1,34 +1,34 @@
-"""Everything that a bed without special needs can suffer, one after the other, as the seed has it."""
+"""A random mix of all faults that need no special test bed."""
 
 from collections.abc import Callable
 from random import Random
 
 from tests.faults.plan import Action, Needs, Scenario, act, fault
-from tests.faults.scenarios.connections import GATED
+from tests.faults.scenarios.connections import WRITES
 from tests.faults.scenarios.instances import FAILPOINTS
 from tests.faults.scenarios.locks import TABLES
 
 
-def ended_and_started(random: Random) -> list[Action]:
-    """An instance dies, somehow, and is replaced."""
+def kill_and_start(random: Random) -> list[Action]:
+    """Kill an instance in some way, and start it again."""
     instance = random.randrange(3)
-    how = random.choice(
+    kill = random.choice(
         [
             fault("kill", instance=instance),
-            fault("kill_amid_deliveries", instance=instance, leases=5),
+            fault("kill_during_deliveries", instance=instance, leases=5),
             fault("die_at", instance=instance, point=random.choice(FAILPOINTS)),
         ]
     )
-    return [how, act("accepted", more=random.randint(10, 100)), act("start", instance=instance)]
+    return [kill, act("accepted", more=random.randint(10, 100)), act("start", instance=instance)]
 
 
-def restarted(random: Random) -> list[Action]:
-    """An instance is restarted in order."""
-    return [fault("restart_in_order", instance=random.randrange(3))]
+def restart(random: Random) -> list[Action]:
+    """Restart an instance gracefully."""
+    return [fault("restart_gracefully", instance=random.randrange(3))]
 
 
-def darkened(random: Random) -> list[Action]:
-    """An instance loses sight of its database."""
+def disconnect(random: Random) -> list[Action]:
+    """Cut an instance off from its database for a while."""
     instance = random.randrange(3)
     return [
         fault(random.choice(["blackhole_wire", "stall_wire"]), instance=instance),
@@ -37,8 +37,8 @@ def darkened(random: Random) -> list[Action]:
     ]
 
 
-def disturbed(random: Random) -> list[Action]:
-    """Something short."""
+def disturb(random: Random) -> list[Action]:
+    """Inject one short fault."""
     instance = random.randrange(3)
     return [
         random.choice(
@@ -47,8 +47,13 @@ def disturbed(random: Random) -> list[Action]:
                 fault("half_open_wire", instance=instance),
                 fault("terminate_backend", which=random.random()),
                 fault("terminate_listeners"),
-                fault("lose_acknowledgements", instance=instance, function=random.choice(GATED), count=1),
-                fault("sighups", instance=instance, count=random.randint(1, 10)),
+                fault(
+                    "lose_acknowledgements",
+                    instance=instance,
+                    function=random.choice(WRITES),
+                    count=1,
+                ),
+                fault("send_sighups", instance=instance, count=random.randint(1, 10)),
                 fault("lock_table", table=random.choice(TABLES), seconds=round(random.uniform(0.2, 2), 2)),
                 fault("leave_transaction_open", seconds=round(random.uniform(0.5, 3), 2)),
             ]
@@ -56,34 +61,34 @@ def disturbed(random: Random) -> list[Action]:
     ]
 
 
-def without_server(random: Random) -> list[Action]:
-    """The database goes, and comes back."""
-    end, back = random.choice(
+def stop_server(random: Random) -> list[Action]:
+    """Stop or stall the database server for a while."""
+    stop, start = random.choice(
         [
             ("crash_server", "restart_server"),
-            ("stop_server_at_once", "restart_server"),
+            ("stop_server_immediately", "restart_server"),
             ("stall_server", "resume_server"),
         ]
     )
     return [
-        fault(end),
+        fault(stop),
         act("wait", seconds=round(random.uniform(0, 4), 2)),
-        act(back),
-        act("database_is_used"),
+        act(start),
+        act("database_recovers"),
     ]
 
 
 KINDS: tuple[tuple[Callable[[Random], list[Action]], int], ...] = (
-    (disturbed, 12),
-    (ended_and_started, 4),
-    (restarted, 2),
-    (darkened, 2),
-    (without_server, 2),
+    (disturb, 12),
+    (kill_and_start, 4),
+    (restart, 2),
+    (disconnect, 2),
+    (stop_server, 2),
 )
 
 
-def mixing(random: Random, rounds: int) -> list[Action]:
-    """The next begins when the last is healed, but what it did to the deliveries is still under way."""
+def mix(random: Random, rounds: int) -> list[Action]:
+    """Start each fault when the last is repaired, while deliveries still suffer from it."""
     kinds, weights = zip(*KINDS, strict=True)
     actions: list[Action] = []
     for kind in random.choices(kinds, weights, k=rounds):
@@ -94,10 +99,10 @@ def mixing(random: Random, rounds: int) -> list[Action]:
 SCENARIOS = (
     Scenario(
         "mix",
-        "all that, one after the other, before the last is digested",
-        "the invariants",
-        mixing,
-        effects=("leases_expired", "connections_broken", "turned_away", "looks_unready"),
+        "random faults of all kinds, each before the effects of the last are over",
+        "all invariants",
+        mix,
+        effects=("leases_expired", "connections_broken", "failed_publishes", "unready_probes"),
         rounds=70,
         needs=Needs(failpoints=True),
     ),

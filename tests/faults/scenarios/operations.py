@@ -1,4 +1,4 @@
-"""What operators do in a hurry: restarts one after the other, reloads by the dozen, files that are none."""
+"""Operations: rolling restarts, many reloads at once, invalid configuration files, removed tokens."""
 
 import asyncio
 import copy
@@ -13,40 +13,40 @@ from tests.flow.reload.test_bad_files import BROKEN
 from tests.support.api import tokens
 from tests.support.daemon import RELOADS
 
-# P10: a token taken out of the configuration stops within this time of the reload.
+# P10: a removed token is rejected within this time after the reload.
 TOKEN_SECONDS = 5.0
 UNAUTHORIZED = 401
-# Ways to spoil a file's text.
+# Ways to break the text of a file.
 BAD_TEXTS: tuple[Callable[[str], str], ...] = (
     lambda good: good + "[retry\n",
     lambda good: good.replace("[retry]", "[retry]\nmax_attemps = 3"),
     lambda good: good[: len(good) // 2] + "\0",
 )
 STORM_SIGNALS = 20
-# About as long as a reload takes: some files are read, and some are gone before.
+# About as long as a reload takes: some files are replaced before they are read.
 STORM_INTERVAL_SECONDS = 0.02
 
 
 @heal
-async def restart_in_order(bed: Bed, *, instance: int) -> None:
-    """SIGTERM, and start again when it has ended."""
-    code = await bed.instances[instance].stop_in_order()
+async def restart_gracefully(bed: Bed, *, instance: int) -> None:
+    """Send SIGTERM, and start the instance again when it has stopped."""
+    code = await bed.instances[instance].stop_gracefully()
     if code != 0:
-        bed.problems.append(f"instance {instance} ended with {code} at SIGTERM")
+        bed.problems.append(f"instance {instance}: exit code {code} after SIGTERM")
     bed.effects["restarts"] += 1
     await bed.instances[instance].start()
 
 
 @verb
 async def reload_bad_file(bed: Bed, *, instance: int, how: str) -> None:
-    """A file that cannot be used is refused, and the good one is put back."""
+    """Reload an invalid file, which must be rejected; then restore the valid file."""
     daemon = bed.instances[instance].daemon
     good = copy.deepcopy(daemon._sections)
-    spoil, _ = BROKEN[how]
-    spoil(daemon)
+    break_file, _ = BROKEN[how]
+    break_file(daemon)
     if await daemon.reload():
-        bed.problems.append(f"a file with {how} was taken")
-    bed.effects["files_refused"] += 1
+        bed.problems.append(f"an invalid file was accepted: {how}")
+    bed.effects["files_rejected"] += 1
     if daemon.config_path.is_dir():
         daemon.config_path.rmdir()
     daemon._sections = good
@@ -54,8 +54,8 @@ async def reload_bad_file(bed: Bed, *, instance: int, how: str) -> None:
 
 
 @verb
-async def sighups(bed: Bed, *, instance: int, count: int) -> None:
-    """Many at once, with a good file; it ends by having read it."""
+async def send_sighups(bed: Bed, *, instance: int, count: int) -> None:
+    """Send many signals at once with a valid file, and wait for a reload."""
     daemon = bed.instances[instance].daemon
     before = daemon.metric(RELOADS)
     for _ in range(count):
@@ -65,59 +65,59 @@ async def sighups(bed: Bed, *, instance: int, count: int) -> None:
 
 
 @verb
-async def storm(bed: Bed, *, instance: int, signals: int, max_attempts: int) -> int:
-    """Signals while the file flips between bad and good; the last, which changes something, must be taken.
+async def reload_storm(bed: Bed, *, instance: int, signals: int, max_attempts: int) -> int:
+    """Send signals while the file alternates between invalid and valid; the last change must be applied.
 
-    How many reloads were refused.
+    Returns how many reloads were rejected.
     """
     daemon = bed.instances[instance].daemon
     before = daemon.metric(RELOADS, outcome="refused")
     good = daemon.config_path.read_text()
     for number in range(signals):
-        spoil = BAD_TEXTS[number // 2 % len(BAD_TEXTS)]
-        daemon.put(good if number % 2 else spoil(good))
+        break_text = BAD_TEXTS[number // 2 % len(BAD_TEXTS)]
+        daemon.put(good if number % 2 else break_text(good))
         daemon.sighup()
         await asyncio.sleep(STORM_INTERVAL_SECONDS)
     daemon.configure(retry={"max_attempts": max_attempts})
     daemon.sighup()
-    await daemon.until(lambda: daemon.get_json("/status")["retry"]["max_attempts"] == max_attempts, "taken")
-    refused = int(daemon.metric(RELOADS, outcome="refused") - before)
+    await daemon.until(lambda: daemon.get_json("/status")["retry"]["max_attempts"] == max_attempts, "applied")
+    rejected = int(daemon.metric(RELOADS, outcome="refused") - before)
     bed.effects["signals"] += signals
-    bed.effects["files_refused_in_storms"] += refused
-    return refused
+    bed.effects["files_rejected_in_storms"] += rejected
+    return rejected
 
 
 @verb
-async def take_token_away(bed: Bed, *, instance: int) -> None:
-    """How long a token is still good that is not in the file any more."""
+async def remove_token(bed: Bed, *, instance: int) -> None:
+    """Measure how long a token works after it was removed from the file."""
     daemon = bed.instances[instance].daemon
-    given = tokens({TOKEN: ["ingest", "read"], "leaked": ["read"]})
-    daemon.configure(api={"tokens": given})
+    configured = tokens({TOKEN: ["ingest", "read"], "leaked": ["read"]})
+    daemon.configure(api={"tokens": configured})
     await daemon.reload()
-    kept, daemon.token = daemon.token, "leaked"
-    assert daemon.get("/status")[0] == 200, "the token is not good"
-    daemon.configure(api={"tokens": given[:1]})
-    began = time.monotonic()
+    old_token, daemon.token = daemon.token, "leaked"
+    assert daemon.get("/status")[0] == 200, "the new token does not work"
+    daemon.configure(api={"tokens": configured[:1]})
+    started = time.monotonic()
     daemon.sighup()
-    await daemon.until(lambda: daemon.get("/status")[0] == UNAUTHORIZED, "refused")
-    bed.recovered("a token taken out of the file: refused", began, TOKEN_SECONDS)
-    daemon.token = kept
+    await daemon.until(lambda: daemon.get("/status")[0] == UNAUTHORIZED, "rejected")
+    bed.record_recovery("token removed from the file: rejected", started, TOKEN_SECONDS)
+    daemon.token = old_token
 
 
-def restarting(random: Random, rounds: int) -> list[Action]:
-    """One after the other, round after round."""
+def restart_all(random: Random, rounds: int) -> list[Action]:
+    """Restart one instance at a time."""
     actions: list[Action] = []
     for _ in range(rounds):
         for instance in range(3):
             actions += [
-                fault("restart_in_order", instance=instance),
+                fault("restart_gracefully", instance=instance),
                 act("accepted", more=random.randint(30, 120)),
             ]
     return actions
 
 
-def reloading(random: Random, rounds: int) -> list[Action]:
-    """Every bad file, good ones by the dozen, storms of both, and tokens taken away."""
+def reload_files(random: Random, rounds: int) -> list[Action]:
+    """Reload every invalid file, then valid files many times, then storms of both; remove tokens."""
     actions: list[Action] = []
     for _ in range(rounds):
         for how in random.sample(list(BROKEN), len(BROKEN)):
@@ -127,14 +127,14 @@ def reloading(random: Random, rounds: int) -> list[Action]:
             ]
         for instance in range(3):
             actions += [
-                fault("sighups", instance=instance, count=random.randint(5, 30)),
+                fault("send_sighups", instance=instance, count=random.randint(5, 30)),
                 fault(
-                    "storm",
+                    "reload_storm",
                     instance=instance,
                     signals=STORM_SIGNALS,
                     max_attempts=random.randint(500, 999),
                 ),
-                fault("take_token_away", instance=instance),
+                fault("remove_token", instance=instance),
                 act("accepted", more=random.randint(5, 30)),
             ]
     return actions
@@ -143,20 +143,20 @@ def reloading(random: Random, rounds: int) -> list[Action]:
 SCENARIOS = (
     Scenario(
         "rolling_restarts",
-        "every instance restarted in order, one after the other, round after round",
-        "no lease is left behind, and nothing is sent twice",
-        restarting,
+        "graceful restarts of every instance, one at a time, several rounds",
+        "no lease expires, and nothing is sent twice",
+        restart_all,
         effects=("restarts",),
-        forbidden=("leases_expired", "requests_doubled"),
+        forbidden=("leases_expired", "duplicate_requests"),
         rounds=5,
     ),
     Scenario(
         "reloads",
-        "SIGHUP by the dozen, with every kind of bad file; tokens taken away",
-        "a bad file changes nothing; a token that is gone is refused within five seconds",
-        reloading,
-        effects=("files_refused", "files_refused_in_storms", "signals"),
-        forbidden=("leases_expired", "requests_doubled"),
+        "many SIGHUPs, with every kind of invalid file; removed tokens",
+        "an invalid file changes nothing; a removed token is rejected within five seconds",
+        reload_files,
+        effects=("files_rejected", "files_rejected_in_storms", "signals"),
+        forbidden=("leases_expired", "duplicate_requests"),
         may_log=("configuration not reloaded",),
         rounds=2,
         needs=Needs(tokens=True),

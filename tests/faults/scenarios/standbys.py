@@ -1,4 +1,4 @@
-"""A synchronous standby: it takes over, and it does not answer while somebody cancels the wait for it."""
+"""A synchronous standby: failover, and cancelled waits for a stalled standby."""
 
 import asyncio
 import time
@@ -16,28 +16,28 @@ CANCEL = """
 
 
 def _standby(bed: Bed) -> StandbyServer:
-    assert bed.surroundings.standby is not None
-    return bed.surroundings.standby
+    assert bed.setup.standby is not None
+    return bed.setup.standby
 
 
 @verb
-async def standby_follows(bed: Bed) -> None:
-    """Return when commits wait for it."""
+async def standby_is_synchronous(bed: Bed) -> None:
+    """Wait until commits wait for the standby."""
     standby = _standby(bed)
-    while not await asyncio.to_thread(standby.follows):  # noqa: ASYNC110  it is the server that is asked
+    while not await asyncio.to_thread(standby.is_synchronous):  # noqa: ASYNC110  it polls the server
         await asyncio.sleep(0.1)
 
 
 @verb
 async def lose_primary(bed: Bed) -> None:
-    """Kill -9 of it, for good."""
+    """Send SIGKILL to the primary, which does not come back."""
     await asyncio.to_thread(bed.server.crash)
-    bed.watch.away(bed.living)
+    bed.watch.database_lost(bed.running)
 
 
 @verb
 async def crash_standby(bed: Bed) -> None:
-    """Kill -9 and a restart, the primary gone: it has what was on its disk, and not what was on its way."""
+    """Kill and restart the standby without a primary: it keeps only the data that was on its disk."""
     standby = _standby(bed)
     await asyncio.to_thread(standby.crash)
     await asyncio.to_thread(standby.restart)
@@ -45,56 +45,56 @@ async def crash_standby(bed: Bed) -> None:
 
 @verb
 async def promote_standby(bed: Bed) -> None:
-    """The standby takes over, and instances find it by themselves."""
+    """Promote the standby; the instances find it without help."""
     standby = _standby(bed)
-    bed.watch.back(bed.living)
+    bed.watch.database_restored(bed.running)
     await asyncio.to_thread(standby.promote)
     bed.server = bed.database.cluster.server = standby
-    # A primary of its own from here on: it has no standby to wait for.
-    await bed.ask("alter system reset synchronous_standby_names")
-    await bed.ask("select pg_reload_conf()")
+    # It has no standby of its own to wait for.
+    await bed.fetch_value("alter system reset synchronous_standby_names")
+    await bed.fetch_value("select pg_reload_conf()")
     bed.effects["failovers"] += 1
 
 
 @verb
 async def stall_standby(bed: Bed) -> None:
-    """SIGSTOP of every process of it; commits wait."""
+    """Send SIGSTOP to every process of the standby; commits wait."""
     await asyncio.to_thread(_standby(bed).stall)
     bed.effects["standby_stalls"] += 1
 
 
 @verb
 async def resume_standby(bed: Bed) -> None:
-    """SIGCONT."""
+    """Send SIGCONT to every process of the standby."""
     await asyncio.to_thread(_standby(bed).resume)
 
 
 @verb
 async def cancel_commit_waits(bed: Bed, *, seconds: float) -> None:
-    """As an operator in a hurry: end every wait for the standby, again and again.
+    """Cancel every wait for the standby repeatedly, as an operator in a hurry might.
 
-    The server then says to who waited that it is committed, with a warning alone; and so it is, but not on
-    the standby. What clients are told of it is seen after a failover.
+    The server then reports success with a warning: the commit is not on the standby. After a failover, the
+    invariants show whether a client got 202 for such a commit.
     """
-    told = len(bed.publisher.accepted_events)
-    ends = time.monotonic() + seconds
+    before = len(bed.publisher.accepted_events)
+    deadline = time.monotonic() + seconds
     async with bed.superuser() as superuser:
-        while time.monotonic() < ends:
+        while time.monotonic() < deadline:
             bed.effects["commit_waits_cancelled"] += await superuser.fetchval(CANCEL)
             await asyncio.sleep(0.1)
-    bed.effects["accepted_meanwhile"] += len(bed.publisher.accepted_events) - told
+    bed.effects["accepted_during_cancels"] += len(bed.publisher.accepted_events) - before
 
 
-def failing_over(random: Random, rounds: int) -> list[Action]:
-    """With stalls of the standby before."""
-    actions: list[Action] = [act("standby_follows")]
+def fail_over(random: Random, rounds: int) -> list[Action]:
+    """Stall the standby some times, then lose the primary and promote the standby."""
+    actions: list[Action] = [act("standby_is_synchronous")]
     for _ in range(rounds):
         actions += [
             fault("stall_standby"),
             act("refused", more=10),
             act("wait", seconds=round(random.uniform(0, 3), 2)),
             act("resume_standby"),
-            act("database_is_used"),
+            act("database_recovers"),
             act("accepted", more=random.randint(200, 400)),
         ]
     return [
@@ -102,14 +102,14 @@ def failing_over(random: Random, rounds: int) -> list[Action]:
         fault("lose_primary"),
         act("all_unready"),
         act("promote_standby"),
-        act("database_is_used"),
+        act("database_recovers"),
         act("accepted", more=random.randint(300, 600)),
     ]
 
 
-def cancelling(random: Random, rounds: int) -> list[Action]:
-    """And then the primary is lost before the standby got anything of it."""
-    actions: list[Action] = [act("standby_follows"), act("accepted", more=200), fault("stall_standby")]
+def cancel_waits(random: Random, rounds: int) -> list[Action]:
+    """Cancel waits for the stalled standby, then lose the primary before the standby got the commits."""
+    actions: list[Action] = [act("standby_is_synchronous"), act("accepted", more=200), fault("stall_standby")]
     actions += [act("refused", more=10)]
     for _ in range(rounds):
         actions += [
@@ -122,7 +122,7 @@ def cancelling(random: Random, rounds: int) -> list[Action]:
         act("all_unready"),
         fault("crash_standby"),
         act("promote_standby"),
-        act("database_is_used"),
+        act("database_recovers"),
         act("accepted", more=random.randint(300, 600)),
     ]
 
@@ -130,18 +130,18 @@ def cancelling(random: Random, rounds: int) -> list[Action]:
 SCENARIOS = (
     Scenario(
         "failover",
-        "the synchronous standby stalled, and then the primary lost for good and the standby promoted",
-        "instances find the new primary by their DSN; nothing acknowledged is missing there",
-        failing_over,
-        effects=("failovers", "standby_stalls", "turned_away", "looks_unready"),
+        "the synchronous standby stalled; then the primary lost and the standby promoted",
+        "instances find the new primary by their DSN; it has every acknowledged event",
+        fail_over,
+        effects=("failovers", "standby_stalls", "failed_publishes", "unready_probes"),
         rounds=2,
         needs=Needs(standby=True),
     ),
     Scenario(
         "commit_wait_cancelled",
-        "the standby stalled, the waits for it cancelled, and then the primary lost for good",
-        "nobody was told 202 for what the standby never got",
-        cancelling,
+        "the standby stalled and the waits for it cancelled; then the primary lost",
+        "no client got 202 for an event that the standby does not have",
+        cancel_waits,
         effects=("failovers", "standby_stalls", "commit_waits_cancelled"),
         rounds=3,
         needs=Needs(standby=True),

@@ -1,1 +1,1 @@
-"""A folder for a daemon's PYTHONPATH: Python runs the sitecustomize in it before the daemon."""
+"""A folder for a daemon's PYTHONPATH: Python runs its sitecustomize before the daemon."""

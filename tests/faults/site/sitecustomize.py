@@ -1,7 +1,7 @@
-"""Runs inside a daemon under test, before it: ends the process at a named point, as a power cut would.
+"""Failpoints, loaded into a daemon under test: kill the process with SIGKILL at a named point.
 
-A file of the point's name in $TEST_FAILPOINTS_FOLDER arms it, once. Around the store's calls, from outside:
-the daemon's own code has no such door.
+A file with the point's name in $TEST_FAILPOINTS_FOLDER arms the point once. The functions are patched from
+outside: the daemon's own code has no failpoints.
 """
 
 import functools
@@ -19,7 +19,7 @@ Call = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def die_at(point: str) -> None:
-    """End here, if the point is armed; who takes its file away dies of it."""
+    """Kill this process if the point is armed; removing the file disarms it."""
     try:
         (FOLDER / point).unlink()
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def die_at(point: str) -> None:
 
 
 def dies_before(point: str, call: Call) -> Call:
-    """What led here has happened, and is not in the database."""
+    """Die before the call: its work is not in the database."""
 
     @functools.wraps(call)
     async def around(*arguments: Any) -> Any:
@@ -39,20 +39,20 @@ def dies_before(point: str, call: Call) -> Call:
 
 
 def dies_after(point: str, call: Call, did_something: Callable[[Any], object] = bool) -> Call:
-    """It is committed, and nobody here knows."""
+    """Die after the call: its work is committed, but this process does not use the result."""
 
     @functools.wraps(call)
     async def around(*arguments: Any) -> Any:
-        answer = await call(*arguments)
-        if did_something(answer):
+        result = await call(*arguments)
+        if did_something(result):
             die_at(point)
-        return answer
+        return result
 
     return around
 
 
 router.route = dies_after("after_route", router.route, lambda routed: routed.sagas)
-sagas.start = dies_after("after_start", sagas.start, lambda started: any(one.started for one in started))
+sagas.start = dies_after("after_start", sagas.start, lambda started: any(share.started for share in started))
 attempts.claim = dies_after("after_claim", attempts.claim)
 attempts.report = dies_before("before_report", dies_after("after_report", attempts.report))
 sagas.apply_results = dies_after("after_apply", sagas.apply_results)
