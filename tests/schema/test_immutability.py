@@ -161,7 +161,7 @@ async def test_statements_succeed_without_the_triggers(flow: "Flow", database: "
         await connection.execute("alter table webhookd.events disable trigger events_immutable")
         await connection.execute("alter table webhookd.dead_letters disable trigger dead_letters_immutable")
         # The referencing tables would refuse to be truncated too.
-        await connection.execute("alter table webhookd.job_queue disable trigger work_kept")
+        await connection.execute("alter table webhookd.job_queue disable trigger job_kept")
         await connection.execute(
             "alter table webhookd.job_command_run disable trigger job_command_run_immutable"
         )
