@@ -1,4 +1,4 @@
--- Owns: the roles, which belong to the cluster. Grants the owning roles to the login that migrates.
+-- Owns: the roles, which belong to the PostgreSQL cluster. Grants the owning roles to the login that migrates.
 --
 -- Advisory locks are per database, so two databases that are migrated at the same time may both try to create a role: "already
 -- exists" is success. Runs in a transaction of its own, before the migration, so that the other database waits only for these

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from webhookd.db.pool import Pool
 
-# NOTIFY takes a cluster-wide lock at commit, so each process sends at most one batch in this time.
+# NOTIFY locks the whole PostgreSQL cluster at commit, so each process sends at most one batch in this time.
 NOTIFY_INTERVAL_SECONDS = 0.1
 # publish() sends at most one NOTIFY per session every 50 ms (schema/deliveries/guards.sql). After a NOTIFY,
 # check again until 60 ms have passed, so that events committed in that gap do not wait for the poll interval.

@@ -33,13 +33,13 @@ begin
     left join webhook_delivery_sagas r on r.dead_letter_id = d.id
     where d.id = requeue_dead_letter.dead_letter_id;
     if not found then
-        raise exception using errcode = 'WH404', message = format('no dead letter %s', requeue_dead_letter.dead_letter_id);
+        raise exception using errcode = 'WH404', message = format('dead letter %s does not exist', requeue_dead_letter.dead_letter_id);
     end if;
     if letter.saga_id is null and not letter.deliverable then
         raise exception using
             errcode = 'WH412',
             message = format('subscription %s is not active and verified', letter.subscription_id),
-            hint = 'Activate and verify it first: until then a new delivery would only wait.';
+            hint = 'Resume and verify it first: until then a new delivery would only wait.';
     end if;
 
     subscription_id := letter.subscription_id;

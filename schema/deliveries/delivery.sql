@@ -2,7 +2,7 @@
 -- Owns: leases and reports. A worker claims jobs, sends them and reports the results, which the orchestrator applies.
 
 -- Leases up to `wanted` jobs, oldest first, for a worker. Of each subscription at most the worker's free slots
--- (`subscription_slots` minus the requests in flight that `busy_*` names), one job in the whole cluster while its endpoint keeps
+-- (`subscription_slots` minus the requests in flight that `busy_*` names), one job over all instances while its endpoint keeps
 -- failing, and none while it is held. load_deliveries returns the payloads in a second statement: a claim that returned
 -- megabytes would block while sending them, before its commit.
 --
@@ -10,9 +10,9 @@
 -- `order by id` alone the planner walks through the primary key and the history. (A prototype took 1.7 ms for 100 jobs behind
 -- twenty full subscriptions.) It reads no more than `wanted` candidates, because each is locked, which writes WAL: if some of
 -- them had no free slot, call again, with those subscriptions full.
--- `resume_from` is the oldest job that was Pending and not held, leased now or not. Pass it as the next `first_job_id`: a hint
--- to skip dead and held rows. Pass 0 once every poll interval, because a job that was reset, released, resumed or committed late
--- has a smaller id.
+-- `resume_from` is the oldest job that was Pending and not held, also if this call leased it. Pass it as the next
+-- `first_job_id`: a hint to skip dead and held rows. Pass 0 once every poll interval, because a job that was reset, released,
+-- resumed or committed late has a smaller id.
 create or replace function webhookd.claim_jobs(
     worker_id text, wanted integer, lease_seconds double precision, subscription_slots integer,
     busy_subscription_ids bigint[] default '{}', busy_slots integer[] default '{}', first_job_id bigint default 0)
@@ -65,7 +65,7 @@ begin
         return;
     end if;
 
-    -- A failing endpoint gets one request at a time in the whole cluster. The worker that locks the subscription's oldest active
+    -- A failing endpoint gets one request at a time over all instances. The worker that locks the subscription's oldest active
     -- job checks again, in a snapshot after the lock, that no request is in flight. Not an advisory lock, because any login
     -- could take and keep it.
     if failing_ids <> '{}' then

@@ -35,7 +35,7 @@ $$;
 -- Id and time come from the database, also for an application's own INSERT. GENERATED ALWAYS does not ensure that (OVERRIDING
 -- SYSTEM VALUE): an id ahead of the sequence would make later publishers fail, and an id out of range would stop routing.
 --
--- Each session sends at most one NOTIFY every 50 ms, because NOTIFY takes a cluster-wide lock at commit (19,000 single-row
+-- Each session sends at most one NOTIFY every 50 ms, because NOTIFY locks the PostgreSQL cluster at commit (19,000 single-row
 -- commits a second became 3,700). After a NOTIFY, the router checks again for 60 ms. A throttle in a shared row would serialise
 -- all applications that publish. Polling finds a transaction that commits later. The time of the last NOTIFY is in the setting
 -- webhookd.woken_at, which a rollback restores, as it discards the NOTIFY. PostgreSQL refuses PREPARE TRANSACTION after a

@@ -7,8 +7,9 @@
 --
 -- routing        events that are not routed yet
 -- orchestration  due sagas of subscriptions that are active and verified
--- retry          sagas that wait for a later time
--- held           due sagas of other subscriptions: they wait for an operator, not for a stage
+-- retry          failed sagas whose next attempt is not due yet (PendingRetry), also of held subscriptions
+-- held           due sagas of other subscriptions: they wait for an operator, not for a stage. (The API's `held` also includes
+--                sagas that are not due yet, and those with a job that is not leased.)
 -- delivery       jobs that can be claimed, of subscriptions that are active and verified
 -- in_flight      leased jobs; the oldest is the earliest end of a lease, in the past if the lease has expired
 -- results        results that are not applied yet

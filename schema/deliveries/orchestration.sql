@@ -3,7 +3,7 @@
 -- with which the caller takes turns among the subscriptions. Sends nothing, leases nothing, reads no payload.
 
 -- Returns the next `max_subscriptions` subscriptions with waiting sagas, in the order of their ids, and the oldest due time of
--- each: null if no saga is due or if the subscription is held (inactive or not verified). A loose scan of
+-- each: null if no saga is due or if the subscription is held (paused or not verified). A loose scan of
 -- idx_saga_subscription_due, one step for each subscription. For the next page pass the last id; a page that is not full is
 -- the last.
 create or replace function webhookd.due_subscriptions(after_subscription_id bigint, max_subscriptions integer)
@@ -69,9 +69,9 @@ $$;
 -- prototype took 10, 16 and 14 ms for 500 jobs with 200,000 due sagas of one subscription, 40 each of 5,000 subscriptions, and
 -- 500,000 of one beside 10,000 others, where a scan over all subscriptions took 11, 49 and 99 ms.
 --
--- Invariant: the active jobs of a subscription never exceed its window, whichever instance calls. Only one orchestrator runs at
--- a time; another gets no rows and does not wait. orchestration_turn is locked in a statement before the count, because a
--- snapshot from before the lock would not see the jobs that the previous holder created.
+-- Invariant: the active jobs of a subscription never exceed its window, whichever instance calls. Only one caller starts sagas
+-- at a time; another gets no rows and does not wait. Results are applied in parallel. orchestration_turn is locked in a
+-- statement before the count, because a snapshot from before the lock would not see the jobs that the previous holder created.
 --
 -- A due saga that has reached the attempt limit is dead-lettered instead (after a reload, dead_letter_exhausted does it at once).
 -- Marks are hints to skip dead rows at the front of an index: pass back the returned marks, and null once every poll interval.

@@ -39,7 +39,7 @@ begin
     perform require(subscription_id is not null, 'subscription_id must not be null');
     select * into locked from subscriptions s where s.id = subscription_id for no key update;
     if not found then
-        raise exception using errcode = 'WH404', message = format('no subscription %s', subscription_id);
+        raise exception using errcode = 'WH404', message = format('subscription %s does not exist', subscription_id);
     end if;
     return locked;
 end

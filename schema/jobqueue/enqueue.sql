@@ -86,13 +86,13 @@ create or replace function webhookd.require_references(event_id bigint, known_wo
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if event_id is not null and not exists (select from events e where e.id = event_id) then
-        raise exception using errcode = 'WH404', message = format('no event %s', event_id);
+        raise exception using errcode = 'WH404', message = format('event %s does not exist', event_id);
     end if;
     if known_workflow_id is not null and not exists (select from job_workflow w where w.workflow_id = known_workflow_id) then
-        raise exception using errcode = 'WH404', message = format('no workflow %s', known_workflow_id);
+        raise exception using errcode = 'WH404', message = format('workflow %s does not exist', known_workflow_id);
     end if;
     if parent_id is not null and not exists (select from job_queue j where j.job_id = parent_id) then
-        raise exception using errcode = 'WH404', message = format('no job %s', parent_id);
+        raise exception using errcode = 'WH404', message = format('job %s does not exist', parent_id);
     end if;
 end
 $$;

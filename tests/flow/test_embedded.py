@@ -130,7 +130,7 @@ async def test_from_nothing_to_a_verified_delivery(
         line["message"] == f"embedded PostgreSQL {wheel_installation(None).version} is running in {home.data}"
     )
     assert "0001_baseline" in line["migrated"]
-    admin_dsn = line["look_inside"].removeprefix("psql '").removesuffix("'")
+    admin_dsn = line["connect_with"].removeprefix("psql '").removesuffix("'")
     psql = [wheel_installation(None).program("psql"), "-XAtc", "select count(*) from webhookd.events"]
     counted = await asyncio.to_thread(subprocess.run, [*psql, admin_dsn], capture_output=True, check=True)
     assert counted.stdout == b"1\n"

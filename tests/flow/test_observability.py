@@ -57,7 +57,7 @@ async def test_failing_endpoint_is_reported(flow: Flow, endpoint: Endpoint, make
 async def test_dead_letter_is_logged_with_its_correlation_id(
     flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
 ) -> None:
-    """The correlation id is in the endpoint's header and in every log line about the delivery."""
+    """The correlation id is in the endpoint's header and in the log lines about the results."""
     await subscribed(flow, endpoint)
     endpoint.answer(500)
     daemon = await make_daemon(retry={"max_attempts": 1}).start()
@@ -70,6 +70,7 @@ async def test_dead_letter_is_logged_with_its_correlation_id(
         assert line["error_code"] == "HTTP_500"
         assert {"saga_id", "job_id", "subscription_id"} <= set(line)
     assert {"worker_id", "lease_expiration", "duration_ms"} <= set(attempt)
+    assert "buried_as" in letter
     assert endpoint.requests[0].headers["webhook-correlation-id"] == "trace-7"
 
 

@@ -403,9 +403,9 @@ FUNCTIONS: dict[str, Function] = {
     "requeue_dead_letter": Function(
         {"dead_letter_id": f"{DEAD_LETTER}"},
         bad=[
-            missing(f"no dead letter {UNKNOWN}", dead_letter_id=f"{UNKNOWN}"),
-            missing("no dead letter 0", dead_letter_id="0"),
-            missing("no dead letter -1", dead_letter_id="-1"),
+            missing(f"dead letter {UNKNOWN} does not exist", dead_letter_id=f"{UNKNOWN}"),
+            missing("dead letter 0 does not exist", dead_letter_id="0"),
+            missing("dead letter -1 does not exist", dead_letter_id="-1"),
             Bad("WH412", "subscription 2 is not active and verified", {"dead_letter_id": "2"}),
         ],
     ),
@@ -452,7 +452,7 @@ FUNCTIONS: dict[str, Function] = {
         },
         frozenset({"max_attempts", "base_delay_seconds", "description"}),
         [
-            missing(f"no subscription {UNKNOWN}", subscription_id=f"{UNKNOWN}"),
+            missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
             wrong("changed can contain active, callback_url", changed="'{active,activ}'"),
             wrong("changed can contain active, callback_url", changed="'{verified}'"),
             wrong("changed can contain active, callback_url", changed="'{event_type}'"),
@@ -463,7 +463,7 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "begin_verification": Function(
         {"subscription_id": f"{SUBSCRIPTION}"},
-        bad=[missing(f"no subscription {UNKNOWN}", subscription_id=f"{UNKNOWN}")],
+        bad=[missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}")],
     ),
     "complete_verification": Function(
         {
@@ -471,7 +471,7 @@ FUNCTIONS: dict[str, Function] = {
             "challenge": "(select challenge from webhookd.begin_verification(1))",
         },
         bad=[
-            missing(f"no subscription {UNKNOWN}", subscription_id=f"{UNKNOWN}", challenge="'x'"),
+            missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}", challenge="'x'"),
             Bad("WH413", "subscription 1 is no longer valid", {"challenge": "'x'"}),
             Bad("WH413", "subscription 1 is no longer valid", {"challenge": "''"}),
             Bad("WH413", "subscription 1 is no longer valid", {"challenge": "repeat('x', 9999)"}),
@@ -481,7 +481,7 @@ FUNCTIONS: dict[str, Function] = {
         {"subscription_id": f"{SUBSCRIPTION}", "overlap_seconds": "60", "secret": f"'{GOOD_SECRET}'"},
         frozenset({"secret"}),
         [
-            missing(f"no subscription {UNKNOWN}", subscription_id=f"{UNKNOWN}"),
+            missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
             *out_of_range(
                 "overlap_seconds",
                 "overlap_seconds must be 0 to 31536000",

@@ -120,9 +120,9 @@ FUNCTIONS: dict[str, Function] = {
             *not_labels("p_actor", 200),
             *not_labels("p_event_domain", 100),
             *not_labels("p_source_system", 200),
-            missing("no event", p_causation_event_id="999999"),
-            missing("no workflow", p_workflow_id=UNKNOWN_ID),
-            missing("no job", p_parent_job_id=UNKNOWN_ID),
+            missing("event 999999 does not exist", p_causation_event_id="999999"),
+            missing("workflow 00000000-0000-0000-0000-000000000000 does not exist", p_workflow_id=UNKNOWN_ID),
+            missing("job 00000000-0000-0000-0000-000000000000 does not exist", p_parent_job_id=UNKNOWN_ID),
         ],
     ),
     "fn_job_claim": Function(

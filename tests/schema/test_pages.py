@@ -315,9 +315,9 @@ async def test_explanation_reads_a_bounded_number_of_blocks(daemon: "Connection"
 
 async def test_cursor_without_a_row_is_rejected(flow: Flow) -> None:
     """In a list by time a cursor is a row's id, and its position is known only while the row exists."""
-    with pytest.raises(Refused, match="cursor: no dead letter 7"):
+    with pytest.raises(Refused, match="cursor: dead letter 7 does not exist"):
         await reads.dead_letters(flow.daemon, Page(LIMIT, 7), Filter())
-    with pytest.raises(Refused, match="cursor: no event 7"):
+    with pytest.raises(Refused, match="cursor: event 7 does not exist"):
         await reads.events(flow.daemon, Page(LIMIT, 7), "type.n7")
     with pytest.raises(asyncpg.PostgresError, match="after_id must be 0 or the id of a dead letter"):
         await dead_letters.requeue_many(flow.daemon, Filter(), 7, LIMIT, dry_run=True)

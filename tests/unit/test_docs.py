@@ -75,11 +75,12 @@ def test_roles_and_scopes_are_documented() -> None:
 
 
 def test_named_source_files_exist() -> None:
-    """docs/how-it-works.md names files and folders of the package as they are."""
+    """docs/how-it-works.md names files and folders of the package and of the schema as they are."""
     text = (ROOT / "docs" / "how-it-works.md").read_text("utf-8")
-    named = [name.removeprefix("webhookd/") for name in re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text)]
+    named = re.findall(r"`((?:\w+/)+(?:\w+\.(?:py|sql))?)`", text)
     assert named
-    assert [name for name in named if not (ROOT / "webhookd" / name).exists()] == []
+    folders = (ROOT, ROOT / "webhookd")
+    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
 
 
 def _delay_seconds(failures: int) -> float:

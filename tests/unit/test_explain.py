@@ -39,7 +39,7 @@ NEW = DeliveryFacts(
     is_lease_over=None,
     finished_at=None,
     failing_since=None,
-    is_probed=False,
+    is_waiting_for_probe=False,
     is_window_full=False,
     buried_as=None,
     requeued_as=None,
@@ -76,17 +76,17 @@ DELIVERIES: list[tuple[DeliveryFacts, Reason, str]] = [
         f"Failed with HTTP_503. Attempt 3 of 5 is due at {TIME}.",
     ),
     (delivery(RETRY, attempt_limit=2, **FAILED), Reason.EXHAUSTED, "the limit is now 2"),
-    (delivery(PENDING, subscription=INACTIVE), Reason.HELD_INACTIVE, "Held: the subscription is not active"),
+    (delivery(PENDING, subscription=INACTIVE), Reason.HELD_INACTIVE, "Held: the subscription is paused"),
     (delivery(RETRY, subscription=UNVERIFIED, **FAILED), Reason.HELD_UNVERIFIED, "is not verified"),
     (
         delivery(PENDING, subscription=SubscriptionState(active=False, verified=False)),
         Reason.HELD_INACTIVE,
-        "not active",
+        "is paused",
     ),
     # The limit counts when the delivery is due; a held delivery is not.
     (delivery(RETRY, subscription=INACTIVE, attempt_limit=1, **FAILED), Reason.HELD_INACTIVE, "Held"),
     (
-        delivery(PENDING, failing_since=AT, is_probed=True),
+        delivery(PENDING, failing_since=AT, is_waiting_for_probe=True),
         Reason.ENDPOINT_FAILING,
         f"has been failing since {TIME}",
     ),
@@ -96,7 +96,7 @@ DELIVERIES: list[tuple[DeliveryFacts, Reason, str]] = [
     (delivery(BUSY, **UNLEASED), Reason.WAITS_FOR_WORKER, "Attempt 1 of 5 is waiting for a worker"),
     (delivery(BUSY, subscription=INACTIVE, **UNLEASED), Reason.HELD_INACTIVE, "Held"),
     (
-        delivery(BUSY, failing_since=AT, is_probed=True, **UNLEASED),
+        delivery(BUSY, failing_since=AT, is_waiting_for_probe=True, **UNLEASED),
         Reason.ENDPOINT_FAILING,
         "one request at a time",
     ),
@@ -148,15 +148,15 @@ UNROUTED: list[tuple[UnroutedFacts, Reason, str]] = [
     (UnroutedFacts(True, None, None), Reason.WAITS_FOR_ROUTING, "waiting to be routed"),
     (UnroutedFacts(True, INACTIVE, INACTIVE), Reason.WAITS_FOR_ROUTING, "waiting to be routed"),
     (UnroutedFacts(False, None, UNVERIFIED), Reason.SUBSCRIBED_LATER, "was created later"),
-    (UnroutedFacts(False, INACTIVE, None), Reason.INACTIVE, "was not active"),
+    (UnroutedFacts(False, INACTIVE, None), Reason.INACTIVE, "was paused"),
     (
         UnroutedFacts(False, SubscriptionState(active=False, verified=False), None),
         Reason.INACTIVE,
-        "was not active",
+        "was paused",
     ),
     (UnroutedFacts(False, UNVERIFIED, INACTIVE), Reason.UNVERIFIED, "was not verified"),
     # Deliverable at the recorded time, but not a moment later.
-    (UnroutedFacts(False, DELIVERABLE, INACTIVE), Reason.INACTIVE, "was not active"),
+    (UnroutedFacts(False, DELIVERABLE, INACTIVE), Reason.INACTIVE, "was paused"),
     (UnroutedFacts(False, DELIVERABLE, UNVERIFIED), Reason.UNVERIFIED, "was not verified"),
     (UnroutedFacts(False, DELIVERABLE, None), Reason.CHANGED_MEANWHILE, "was not committed yet"),
 ]

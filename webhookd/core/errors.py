@@ -11,7 +11,7 @@ WebhookdError
 ├── SchemaProblem               the database schema does not match this version           exit 1
 ├── ServiceUnavailable          a command got no response, or 503, from the daemon        exit 69
 ├── RequestRefused              the daemon rejected a command's request                   exit 1
-└── Refused                     a gated function refused, and changed nothing             exit 1
+└── Refused                     an SQL function refused, and changed nothing              exit 1
 """
 
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ class RequestRefused(WebhookdError):
 
 
 class Refusal(Enum):
-    """Why a gated function refused. The value is the SQLSTATE that the function raises."""
+    """Why an SQL function refused. The value is the SQLSTATE that the function raises."""
 
     INVALID_ARGUMENT = "WH400"
     ROLE_NOT_OURS = "WH403"  # migrating: another login created a role
@@ -91,7 +91,7 @@ class Refusal(Enum):
 
 
 class Refused(WebhookdError):
-    """A gated function's refusal, with the function's message."""
+    """The refusal of an SQL function, with the function's message."""
 
     def __init__(
         self, refusal: Refusal, message: str, detail: str | None = None, hint: str | None = None

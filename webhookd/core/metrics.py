@@ -24,7 +24,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 # From the milliseconds of a local endpoint to a long timeout.
 DURATIONS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
 
-# The figures of fn_job_queue_health for the whole cluster. It stops counting at 10,000.
+# The figures of fn_job_queue_health, over all instances. It stops counting at 10,000.
 JOB_QUEUE = {
     "job_queue_enabled": "1 if the job queue is enabled",
     "job_queue_backlog": "Queued jobs, up to 10,000",
@@ -93,7 +93,7 @@ class Metrics:
         )
         self.restart_needed = self._gauge("config_restart_needed", "Changed settings that need a restart")
         self.backlog = self._gauge(
-            "backlog", "Waiting work in the whole cluster, by stage, up to 10,000", "stage"
+            "backlog", "Waiting work of all instances, by stage, up to 10,000", "stage"
         )
         self.backlog_age = self._gauge(
             "backlog_oldest_age_seconds",

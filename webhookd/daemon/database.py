@@ -43,7 +43,7 @@ class Database:
                 extra={
                     "joined": None if server.started else "already running",
                     "migrated": missing or None,
-                    "look_inside": f"psql '{server.admin_dsn}'",
+                    "connect_with": f"psql '{server.admin_dsn}'",
                 },
             )
         elif pending:

@@ -56,7 +56,7 @@ async def supervise(service: Service, metrics: Metrics) -> None:
         service.restarts += 1
         restarts.inc()
         if isinstance(error, DatabaseBusy):
-            log.warning("%s: lock timeout; restarting: %s", service.name, error)
+            log.warning("%s: database busy; restarting: %s", service.name, error)
         elif isinstance(error, DatabaseUnavailable):
             # The pool logs once that the database is unavailable, and once that it is back.
             log.debug("%s is waiting for the database: %s", service.name, error)

@@ -129,7 +129,7 @@ async def fetch_one(connection: Connection, query: str, *arguments: Any) -> asyn
 
 
 # functions_missing: functions that webhookd_app may call and this login may not; 0 without the schema.
-_QUERY = """
+_SERVER_FACTS = """
 select
     current_setting('server_version') as version,
     current_user as login,
@@ -164,6 +164,6 @@ class ServerFacts:
 async def fetch_server_facts(dsn: str) -> ServerFacts:
     """Query the server over a connection of its own."""
     async with connected(dsn) as connection:
-        row = await fetch_one(connection, _QUERY)
+        row = await fetch_one(connection, _SERVER_FACTS)
         version = row["version"].split()[0]  # without the distribution's suffix
         return ServerFacts(**dict(row) | {"version": version}, pooled=await is_pooled(connection))

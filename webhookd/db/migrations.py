@@ -1,6 +1,6 @@
 """Migrates a database to the schema of this webhookd, or refuses it with the reason.
 
-The roles, which belong to the cluster, are created in a transaction of their own. Then one transaction, under
+The roles, which belong to the server, are created in a transaction of their own. Then one transaction, under
 an advisory lock, applies the pending migrations, and the functions, privileges and triggers if they changed.
 A second migration that waited for the lock finds nothing to do.
 """
@@ -279,7 +279,7 @@ async def _require_usable(connection: Connection) -> None:
 
 
 async def _require_privileges(connection: Connection) -> None:
-    """Check first: the roles belong to the cluster and would stay if the rest failed."""
+    """Check first: the roles belong to the server and would stay if the rest failed."""
     lacks = await connection.fetchval(
         """
         select case

@@ -19,11 +19,11 @@ class Reason(StrEnum):
     # No delivery exists.
     WAITS_FOR_ROUTING = "waits_for_routing"  # the event is not routed yet
     SUBSCRIBED_LATER = "subscribed_later"  # created, or given this event type, after the event was routed
-    INACTIVE = "inactive"  # not active when the event was routed
+    INACTIVE = "inactive"  # paused when the event was routed
     UNVERIFIED = "unverified"  # not verified when the event was routed
     CHANGED_MEANWHILE = "changed_meanwhile"  # changed by a transaction that was not committed yet
     # The delivery waits.
-    HELD_INACTIVE = "held_inactive"  # the subscription is not active
+    HELD_INACTIVE = "held_inactive"  # the subscription is paused
     HELD_UNVERIFIED = "held_unverified"  # the subscription is not verified
     EXHAUSTED = "exhausted"  # the limit was lowered: it becomes a dead letter when it is due
     SCHEDULED = "scheduled"  # an operator moved its first attempt to a later time
@@ -88,7 +88,7 @@ class DeliveryFacts(NamedTuple):
     is_lease_over: bool | None
     finished_at: datetime | None
     failing_since: datetime | None
-    is_probed: bool  # another attempt for the failing endpoint is active
+    is_waiting_for_probe: bool  # the endpoint fails, and another attempt is its probe
     is_window_full: bool
     buried_as: int | None  # the dead letter that it became
     requeued_as: int | None
@@ -124,7 +124,7 @@ def explain_unrouted(facts: UnroutedFacts) -> Explanation:
         )
     if not state.active:
         return Explanation(
-            Reason.INACTIVE, "Not routed: the subscription was not active when the event was routed."
+            Reason.INACTIVE, "Not routed: the subscription was paused when the event was routed."
         )
     return Explanation(
         Reason.UNVERIFIED, "Not routed: the subscription was not verified when the event was routed."
@@ -161,7 +161,7 @@ def _waiting(facts: DeliveryFacts) -> Explanation:
         reason = Reason.SCHEDULED if facts.status is SagaStatus.PENDING else Reason.RETRY_LATER
         return Explanation(reason, f"{attempt} is due at {due_at}.")
     due = f"{attempt} has been due since {due_at}"
-    if facts.failing_since is not None and facts.is_probed:
+    if facts.failing_since is not None and facts.is_waiting_for_probe:
         return Explanation(Reason.ENDPOINT_FAILING, f"{due}. {_one_at_a_time(facts.failing_since)}")
     if facts.is_window_full:
         return Explanation(
@@ -194,7 +194,7 @@ def _in_progress(facts: DeliveryFacts) -> Explanation:
             )
     if held := _held(facts):
         return held
-    if facts.failing_since is not None and facts.is_probed:
+    if facts.failing_since is not None and facts.is_waiting_for_probe:
         return Explanation(
             Reason.ENDPOINT_FAILING, f"{attempt} is waiting. {_one_at_a_time(facts.failing_since)}"
         )
@@ -216,7 +216,7 @@ def _dead_lettered(facts: DeliveryFacts) -> Explanation:
 def _held(facts: DeliveryFacts) -> Explanation | None:
     if not facts.subscription.active:
         return Explanation(
-            Reason.HELD_INACTIVE, "Held: the subscription is not active. Holding uses no attempts."
+            Reason.HELD_INACTIVE, "Held: the subscription is paused. Holding uses no attempts."
         )
     if not facts.subscription.verified:
         return Explanation(

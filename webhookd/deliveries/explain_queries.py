@@ -37,7 +37,8 @@ _FACTS = """
         h.failing_since is not null and exists (
             select from webhookd.webhook_delivery_jobs a
             where a.subscription_id = s.id and a.finished_at is null and a.saga_id <> g.id
-                and (g.status in ('Pending', 'PendingRetry') or (a.status = 'Leased') is true)) as is_probed,
+                and (g.status in ('Pending', 'PendingRetry') or (a.status = 'Leased') is true)
+            ) as is_waiting_for_probe,
         case when g.status in ('Pending', 'PendingRetry') and g.next_attempt_at <= now() then
             (select count(*) from (
                 select from webhookd.webhook_delivery_jobs a
@@ -103,7 +104,7 @@ _SAME_NAMES = (
     "is_lease_over",
     "finished_at",
     "failing_since",
-    "is_probed",
+    "is_waiting_for_probe",
     "is_window_full",
     "buried_as",
     "requeued_as",

@@ -31,8 +31,9 @@ def rest_seconds(handled: int, took_seconds: float) -> float:
 class ClaimPacing:
     """Decides when the worker claims next, and when it claims from the first job again.
 
-    A claim continues after the last claimed job. A job that was reset, released or committed late lies before
-    that mark, so the worker restarts from the first job once per poll interval, and on request.
+    A claim continues at the oldest job that was pending in the last claim. A job that was reset, released or
+    committed late lies before that mark, so the worker restarts from the first job once per poll interval,
+    and on request.
     """
 
     _restart_requested: bool = False

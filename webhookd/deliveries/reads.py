@@ -251,7 +251,7 @@ async def _time_mark(
         return None
     time = await connection.fetchval(time_of_row, page.after_id)
     if time is None:
-        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: no {what} {page.after_id}")
+        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: {what} {page.after_id} does not exist")
     return time, page.after_id
 
 

@@ -34,7 +34,9 @@ class Reaper:
         for reset in resets:
             self._context.metrics.lease_resets.labels(reset.status.value).inc()
             log.warning(
-                "lease expired",
+                "lease expired; attempt goes back to the queue"
+                if reset.status is AttemptStatus.PENDING
+                else "lease expired too often; attempt failed",
                 extra={
                     "job_id": reset.job_id,
                     "saga_id": reset.saga_id,

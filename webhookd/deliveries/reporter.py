@@ -22,6 +22,12 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 500
 
+NOT_ACCEPTED = {
+    ReportVerdict.DUPLICATE: "duplicate (the same report was stored before)",
+    ReportVerdict.STALE: "stale (the lease was taken back; another worker may have the attempt)",
+    ReportVerdict.UNKNOWN: "unknown (the attempt does not exist)",
+}
+
 
 class Finished(NamedTuple):
     """A lease and the report of its outcome."""
@@ -131,7 +137,7 @@ class Reporter:
             verdict = verdicts[finished.lease.job_id]
             if verdict is not ReportVerdict.ACCEPTED:
                 metrics.reports.labels(verdict.value).inc()
-                log.warning("report not accepted: %s", verdict.value, extra=self._fields(finished))
+                log.warning("report not accepted: %s", NOT_ACCEPTED[verdict], extra=self._fields(finished))
         if stored:
             self._context.wakeups.wake(Work.RESULTS, stored, cluster=True)
 

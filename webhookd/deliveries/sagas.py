@@ -36,7 +36,7 @@ class Transition(NamedTuple):
     next_attempt_at: datetime
     error_code: str | None
     dead_letter_id: int | None
-    correlation_id: str | None  # only for dead letters
+    correlation_id: str | None  # only after a failure
     problem: str | None
 
 
@@ -163,6 +163,6 @@ def _fields(transition: Transition) -> dict[str, object]:
         "next_attempt_at": transition.next_attempt_at.isoformat()
         if transition.status is SagaStatus.PENDING_RETRY
         else None,
-        "dead_letter_id": transition.dead_letter_id,
+        "buried_as": transition.dead_letter_id,  # the dead letter that it became, named as in the API
         "correlation_id": transition.correlation_id,
     }

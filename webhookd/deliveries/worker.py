@@ -182,7 +182,7 @@ class Worker:
         leases, asked_at = batch
         settings = self._context.settings()
         if leases and is_too_late(leases[0], asked_at, settings.delivery.timeout_seconds):
-            log.warning("not sent: the leases may expire first", extra={"jobs": len(leases)})
+            log.warning("%d attempts returned unsent: too little time left on their leases", len(leases))
             messages = {}
         readable: list[tuple[Lease, Message]] = []
         for lease in leases:

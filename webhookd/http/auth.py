@@ -68,7 +68,8 @@ def _refuse_other_origins(request: web.Request) -> None:
         raise Problem(
             403,
             "forbidden",
-            "without api.tokens only this machine has access, as localhost or by a loopback address",
+            "this API has no tokens, so it accepts only requests for localhost or a loopback address, from "
+            "the same origin",
             close=True,
         )
 

@@ -40,7 +40,7 @@ CorrelationId: TypeAlias = Annotated[
         max_length=limits.MAX_KEY_CHARACTERS,
         pattern=limits.HEADER_TEXT,
         examples=["trace-4bf92f"],
-        description="sent with each delivery, and written to every log line about it",
+        description="sent with each delivery, and written to the log lines about its results",
     ),
 ]
 Attempts: TypeAlias = Annotated[int, Meta(ge=limits.MIN_ATTEMPTS, le=limits.MAX_ATTEMPTS, examples=[5])]

@@ -99,7 +99,7 @@ class InFlight(TypedDict):
 
 
 class JobQueueStatus(TypedDict):
-    """The job queue of the whole cluster. A count equal to `counted_up_to` means that many or more."""
+    """The job queue, over all instances. A count equal to `counted_up_to` means that many or more."""
 
     enabled: Annotated[bool, Meta(examples=[True], description="whether jobs can be enqueued and claimed")]
     backlog: Annotated[int, Meta(ge=0, examples=[3], description="queued jobs")]
@@ -121,7 +121,7 @@ class JobQueueStatus(TypedDict):
 
 
 class InstanceStatus(TypedDict):
-    """The state of this instance and the backlog of the cluster."""
+    """The state of this instance, and the backlog of all instances."""
 
     version: Annotated[str, Meta(examples=["1.0.0"])]
     worker_id: Annotated[str, Meta(examples=["host:4711:9f8e7d6c"])]
@@ -132,7 +132,7 @@ class InstanceStatus(TypedDict):
     database: DatabaseStatus
     in_flight: InFlight
     services: list[ServiceStatus]
-    backlog: Annotated[BacklogStatus | None, Meta(description="null: the database does not answer")]
+    backlog: Annotated[BacklogStatus | None, Meta(description="null: not known now")]
     failing_endpoints: Annotated[
         list[FailingEndpointStatus] | None, Meta(description="the endpoints that have failed for longest")
     ]
@@ -140,7 +140,7 @@ class InstanceStatus(TypedDict):
         Count | None,
         Meta(description="dead letters of the last 24 hours, requeued or not, counted up to 10,000"),
     ]
-    job_queue: Annotated[JobQueueStatus | None, Meta(description="null: the database does not answer")]
+    job_queue: Annotated[JobQueueStatus | None, Meta(description="null: not known now")]
     configuration: ConfigurationStatus
     retry: RetryStatus
 

@@ -70,7 +70,7 @@ def invalid(detail: str, code: str = "invalid_request", **members: Any) -> Probl
 
 def not_found(what: str, item_id: object) -> Problem:
     """Return a 404 that names what was looked up."""
-    return Problem(404, "not_found", f"no {what} {item_id}")
+    return Problem(404, "not_found", f"{what} {item_id} does not exist")
 
 
 def unavailable(detail: str) -> Problem:
@@ -86,7 +86,7 @@ def of_unavailable(_: DatabaseUnavailable) -> Problem:
 
 
 def of_refusal(refused: Refused, *, of_query: bool) -> Problem:  # noqa: PLR0911  one return per case
-    """Convert a gated function's refusal; the code says whether a query or a body was wrong."""
+    """Convert the refusal of an SQL function; the code says whether a query or a body was wrong."""
     detail = str(refused)
     match refused.refusal:
         case Refusal.INVALID_ARGUMENT:

@@ -31,7 +31,7 @@ class ProblemDocument(TypedDict):
     title: Annotated[str, Meta(examples=["Not found"])]
     status: Annotated[int, Meta(ge=400, le=599, examples=[404])]
     code: Annotated[str, Meta(examples=["not_found"])]
-    detail: Annotated[str, Meta(examples=["no event 42"])]
+    detail: Annotated[str, Meta(examples=["event 42 does not exist"])]
     event_id: NotRequired[
         Annotated[Id, Meta(description="with idempotency_conflict: the event that has the key")]
     ]

@@ -121,7 +121,7 @@ class JobKeeper:
         for outcome, count in counts.items():
             self._metrics.job_queue_reaped.labels(outcome).inc(count)
         if counts:
-            log.info("reaped jobs", extra=counts)
+            log.info("jobs moved by time", extra=counts)
             self._wakeups.wake(Work.EVENTS)
 
     async def _sweep(self) -> bool:

@@ -65,7 +65,7 @@ async def test_requeue_by_id(api: Client, cli: Shell, endpoint: Endpoint, flow: 
     assert ran.exit_code == 1
     assert [line.rpartition(" ")[0] for line in ran.out.splitlines()] == [
         "dead letter 1: requeued as delivery",
-        "dead letter 99: rejected: no dead letter 99",
+        "dead letter 99: rejected: dead letter 99 does not exist",
         "dead letter 2: requeued as delivery",
     ]
     again = await cli.done("dead-letters", "requeue", "2", "3", "--json")

@@ -34,7 +34,11 @@ EventDeliveryStatus: TypeAlias = Annotated[
 DeliveryStatus: TypeAlias = Annotated[SagaStatus, Meta(examples=["PendingRetry"])]
 # The examples show a delivery that waits for a retry.
 FinalError: TypeAlias = Annotated[
-    ErrorCode | None, Meta(description="error code of its last failure, if any")
+    ErrorCode | None,
+    Meta(description="error code of the last failed attempt, also of a delivery that succeeded later"),
+]
+NextAttemptAt: TypeAlias = Annotated[
+    Time | None, Meta(description="when the next attempt is due; in the past once the attempt was started")
 ]
 RequeuedFrom: TypeAlias = Annotated[
     Id | None, Meta(examples=[None], description="the dead letter that this delivery was requeued from")
@@ -50,7 +54,11 @@ Secret: TypeAlias = Annotated[
     Meta(examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="], description="shown only in this response"),
 ]
 Held: TypeAlias = Annotated[
-    bool, Meta(examples=[False], description="waits until its subscription is active and verified")
+    bool,
+    Meta(
+        examples=[False],
+        description="its subscription is paused or not verified, and none of its requests is in flight",
+    ),
 ]
 Cursor: TypeAlias = Annotated[
     Id | None, Meta(description="cursor of the next page; null: this is the last page")
@@ -101,7 +109,7 @@ class EventDelivery(TypedDict):
     explanation: Sentence
     saga_id: Id | None
     attempt_count: Count | None
-    next_attempt_at: Time | None
+    next_attempt_at: NextAttemptAt
     final_error_code: FinalError
     dead_letter_id: RequeuedFrom
     buried_as: BuriedAs
@@ -179,7 +187,7 @@ class Delivery(TypedDict):
     subscription_id: Id
     status: DeliveryStatus
     attempt_count: Count
-    next_attempt_at: Time | None
+    next_attempt_at: NextAttemptAt
     final_error_code: FinalError
     created_at: Time
     updated_at: Time
@@ -188,12 +196,12 @@ class Delivery(TypedDict):
 
 
 class Attempt(TypedDict):
-    """An attempt: a request to the endpoint, or one that is due."""
+    """An attempt: a request that was sent, or waits to be sent."""
 
     id: Id
     attempt: Annotated[int, Meta(ge=1, examples=[1])]
     status: AttemptStatus
-    attempt_at: Time
+    attempt_at: Annotated[Time, Meta(description="when it was due; not when it was sent")]
     created_at: Time
     finished_at: Time | None
     response_status: Annotated[int, Meta(examples=[503])] | None
@@ -266,7 +274,12 @@ class RequeueResult(TypedDict):
 
     matched: Count
     requeued: Count
-    skipped: Annotated[int, Meta(ge=0, examples=[0], description="already requeued, or held")]
+    skipped: Annotated[
+        int,
+        Meta(
+            ge=0, examples=[0], description="requeued before, or its subscription is paused or not verified"
+        ),
+    ]
     last_id: NotRequired[
         Annotated[Id | None, Meta(description="with a limit: after_id of the next request; null at the end")]
     ]

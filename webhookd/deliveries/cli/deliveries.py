@@ -56,7 +56,7 @@ def list_(
     query = {"status": status, "subscription_id": subscription, "event_id": event}
     output.list_rows(
         client.rows("/v1/deliveries", query, one_more(limit)),
-        ["id", "event", "subscription", "status", "attempts", "changed", "next / error"],
+        ["id", "event", "subscription", "status", "attempts", "changed", "next attempt or error"],
         _cells,
         limit=limit,
         as_json=as_json,
@@ -65,7 +65,7 @@ def list_(
 
 
 @command.command("show", epilog=example("webhookd deliveries show 12", "webhookd deliveries show --event 7"))
-@click.argument("saga_id", type=row_id, required=False)
+@click.argument("saga_id", metavar="[DELIVERY_ID]", type=row_id, required=False)
 @click.option(
     "--event", type=event_id, metavar="ID", help="Explain this event for every subscription to its type."
 )
@@ -74,7 +74,7 @@ def list_(
 def show(client: Client, *, saga_id: int | None, event: int | None, as_json: bool) -> None:
     """Explain the status of a delivery, and show its attempts.
 
-    SAGA_ID is the delivery's id. With --event ID instead, show for each subscription to the event's type
+    With --event ID instead, show for each subscription to the event's type
     whether the event was delivered, is waiting, failed permanently or was not routed, and why.
     """
     if (saga_id is None) == (event is None):

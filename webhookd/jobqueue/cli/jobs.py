@@ -132,7 +132,7 @@ def list_(client: Client, *, status: str | None, kind: str | None, limit: int | 
     """List jobs, newest first."""
     output.list_rows(
         client.rows("/v1/jobs", {"status": status, "kind": kind}, one_more(limit)),
-        ["id", "kind", "executor", "status", "attempts", "enqueued", "next / error"],
+        ["id", "kind", "executor", "status", "attempts", "enqueued", "next attempt or error"],
         _cells,
         limit=limit,
         as_json=as_json,
