@@ -71,9 +71,15 @@ def test_inaccessible_installation_is_copied(tmp_path: Path) -> None:
 
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
-    copy = installation.runnable_by(account, tmp_path / "copy")
+    umask = os.umask(0)
+    try:
+        copy = installation.runnable_by(account, tmp_path / "copy")
+    finally:
+        os.umask(umask)
     assert copy.bin_folder == tmp_path / "copy" / "closed" / "bin"
     assert can_run(copy, account)
+    for path in ((tmp_path / "copy"), *(tmp_path / "copy").rglob("*")):
+        assert not path.stat().st_mode & 0o022, f"{path} is writable by other users"
 
 
 def test_failed_start_shows_the_log_and_leaves_nothing(

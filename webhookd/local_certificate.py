@@ -84,14 +84,15 @@ class LocalCertificate:
     def _problem(self) -> str | None:
         """Why the files cannot be used; None if they can."""
         try:
-            certificate = x509.load_pem_x509_certificate(self.certificate_file.read_bytes())
+            # Exactly one: TLS would trust every certificate of the file.
+            [certificate] = x509.load_pem_x509_certificates(self.certificate_file.read_bytes())
             extensions = certificate.extensions
             names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
             self.server_tls()
         except FileNotFoundError:
             return "is incomplete"
-        except (ValueError, ssl.SSLError, x509.ExtensionNotFound):
+        except (ValueError, ssl.SSLError, x509.ExtensionNotFound, x509.DuplicateExtension):
             return "is damaged"
         if (names, constraints) != (_NAMES, _NO_AUTHORITY):
             return "is not limited to this machine"

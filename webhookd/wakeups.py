@@ -146,7 +146,8 @@ class Inbox:
     """The wake-ups for one consumer. A wake-up that arrives before `wait` counts.
 
     `with inbox:` says that the consumer runs and calls `handled_here`. Without it, the consumer counts as
-    running only while it waits.
+    running only while it waits. Only the single consumer of a kind of work may call `handled_here`: events
+    have several.
     """
 
     def __init__(self, wakeups: WakeUps, work: Work) -> None:

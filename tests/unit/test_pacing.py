@@ -106,6 +106,15 @@ def test_restart_is_due_by_poll_interval_or_request(
         assert not pacing.restart_due(now, POLL), "a restart clears the request"
 
 
+def test_service_that_starts_again_restarts_from_the_first_job() -> None:
+    """A failure may have lost what lies before the mark; the pause after a claim stays."""
+    pacing = restarted_at_ten()
+    pacing.pause(10.5)
+    pacing.start()
+    assert pacing.restart_due(10.1, POLL)
+    assert pacing.next_claim_at(only_reserved=False) == 10.5
+
+
 @pytest.mark.parametrize(
     ("make", "next_claim_at", "wake_at"),
     [

@@ -143,7 +143,7 @@ class Client:
             async with asyncio.timeout(timeout_seconds):
                 writer.write(message)
                 status, body = await _read_response(reader)
-        except (OSError, httptools.HttpParserError) as error:
+        except (OSError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             effect = "" if method == "GET" else "; it is unknown whether the request took effect"
             raise ServiceUnavailable(
                 f"no response from the daemon at {self.place}: {_reason(error)}{effect}"
@@ -362,6 +362,8 @@ def _reason(error: Exception) -> str:
             return "the host name cannot be resolved"
         case httptools.HttpParserError():
             return "the response is not HTTP"
+        case httptools.HttpParserUpgrade():
+            return "the server switched to another protocol"
     # asyncio's own texts name every address that it tried.
     if number := re.search(r"\[Errno (\d+)\]", str(error)):
         return os.strerror(int(number[1]))

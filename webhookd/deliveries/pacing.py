@@ -42,6 +42,11 @@ class ClaimPacing:
     # By whether only the reserved slots are free (see Slots).
     _next_claim_at: dict[bool, float] = field(default_factory=lambda: {False: -math.inf, True: -math.inf})
 
+    def start(self) -> None:
+        """Start a run: the first claim starts from the first job, also after a failure of the service."""
+        self._restarted_at = self._next_requested_restart_at = -math.inf
+        self._restart_requested = False
+
     def request_restart(self) -> None:
         """Restart soon: a job before the mark may be waiting."""
         self._restart_requested = True

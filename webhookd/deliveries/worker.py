@@ -76,6 +76,7 @@ class Worker:
     async def run(self) -> None:
         """Claim and send again at once while there is work and room for it, then wait for a wake-up."""
         loop = asyncio.get_running_loop()
+        self._pacing.start()
         while not self._draining:
             while self._unloaded:
                 await self._load_again(self._unloaded[-1])

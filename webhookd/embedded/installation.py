@@ -80,6 +80,8 @@ class Installation:
             # Under another name until the copy is complete.
             unfinished = copy_folder.with_name(f"{copy_folder.name}.new")
             shutil.rmtree(unfinished, ignore_errors=True)
+            # Nobody else can enter it before its files have their final modes.
+            unfinished.mkdir(mode=0o700)
             for part in self.parts:
                 shutil.copytree(part, unfinished / part.relative_to(self.base), symlinks=True)
             open_to_all(unfinished)
@@ -167,11 +169,11 @@ def can_run(installation: Installation, account: Account | None) -> bool:
 
 
 def open_to_all(folder: Path) -> None:
-    """Let every user read the files of a folder, and run those that their owner may run."""
+    """Let every user read the files of a folder and run its programs, and only the owner change them."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode & 0o777
-            path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
+            path.chmod((mode | 0o444 | (0o111 if mode & 0o100 else 0)) & ~0o022)
 
 
 def wheel_installations() -> Iterator[Installation]:

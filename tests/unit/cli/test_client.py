@@ -74,6 +74,10 @@ async def test_body_without_length_ends_with_the_connection() -> None:
         ([HEAD + b"Content-Length: 9\r\n\r\n{}"], "closed the connection"),
         ([HEAD + b"Transfer-Encoding: chunked\r\n\r\n9\r\n{}"], "closed the connection"),
         ([b"SSH-2.0-OpenSSH\r\n"], "is not HTTP"),
+        (
+            [b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"],
+            "switched to another protocol",
+        ),
     ],
 )
 async def test_incomplete_response_is_no_response(pieces: list[bytes], reason: str) -> None:

@@ -188,6 +188,16 @@ def test_damaged_file_is_replaced(
     assert "is damaged; creating a new one" in caplog.text
 
 
+def test_second_certificate_in_the_file_is_not_trusted(tmp_path: Path) -> None:
+    """TLS would trust every certificate of the file."""
+    other = LocalCertificate.in_folder(tmp_path / "other")
+    local = LocalCertificate.in_folder(tmp_path)
+    with local.certificate_file.open("ab") as file:
+        file.write(other.certificate_file.read_bytes())
+    LocalCertificate.in_folder(tmp_path)
+    assert local.certificate_file.read_bytes().count(b"BEGIN CERTIFICATE") == 1
+
+
 def test_key_of_another_certificate_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As after a crash between the writes of the two files."""
     other = LocalCertificate.in_folder(tmp_path / "other")
