@@ -97,7 +97,7 @@ async def test_reference_pages_list_metrics_and_routes(make_daemon: MakeDaemon) 
     daemon.get("/v1/events")
     await daemon.until(lambda: "webhookd_backlog" in metrics_of(daemon), "backlog read")
     rows = re.findall(
-        r"^\| `(\w+)` \| (\w+)(?:, \*cluster\*)? \| (.*?) ?\| .* \|$",
+        r"^\| `(\w+)` \| (\w+)(?:, \*all instances\*)? \| (.*?) ?\| .* \|$",
         METRICS_PAGE.read_text("utf-8"),
         re.MULTILINE,
     )

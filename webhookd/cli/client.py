@@ -360,10 +360,8 @@ def _reason(error: Exception) -> str:
             return "timed out"
         case socket.gaierror():
             return "the host name cannot be resolved"
-        case httptools.HttpParserError():
+        case httptools.HttpParserError() | httptools.HttpParserUpgrade():
             return "the response is not HTTP"
-        case httptools.HttpParserUpgrade():
-            return "the server switched to another protocol"
     # asyncio's own texts name every address that it tried.
     if number := re.search(r"\[Errno (\d+)\]", str(error)):
         return os.strerror(int(number[1]))

@@ -76,7 +76,7 @@ async def test_body_without_length_ends_with_the_connection() -> None:
         ([b"SSH-2.0-OpenSSH\r\n"], "is not HTTP"),
         (
             [b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"],
-            "switched to another protocol",
+            "is not HTTP",
         ),
     ],
 )
