@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -133,10 +134,10 @@ class Metrics:
         for gauge in self.job_queue.values():
             gauge.set(math.nan)  # a gauge without labels cannot be removed
 
-    def see_job_queue(self, figures: Mapping[str, float | None]) -> None:
-        """Set the job queue's gauges; the keys are the names in JOB_QUEUE."""
+    def see_job_queue(self, health: Mapping[str, Any]) -> None:
+        """Set the job queue's gauges from the result of fn_job_queue_health."""
         for name, gauge in self.job_queue.items():
-            gauge.set(figures[name] or 0.0)
+            gauge.set(health[name.removeprefix("job_queue_").replace("_age_seconds", "_age_s")] or 0.0)
 
     def follow(self, name: str, help_text: str, count: Callable[[], float]) -> None:
         """Export a number that another object counts as a counter."""

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import msgspec
 
 from webhookd import __version__
 from webhookd.context import Context
@@ -12,10 +14,10 @@ from webhookd.deliveries import reads
 from webhookd.deliveries.reads import NOT_WAITING, Waiting
 from webhookd.http.health import BacklogStatus, FailingEndpointStatus, InstanceStatus, JobQueueStatus
 from webhookd.jobqueue import queries as job_queries
-from webhookd.jobqueue.results import JobQueueHealth
 
 if TYPE_CHECKING:
     from webhookd.daemon.services import Service
+    from webhookd.http.health import RetryStatus
 
 INTERVAL_SECONDS = 5.0
 # Counts stop here, so that they cost the same for every larger backlog. It is enough to see a stage fall
@@ -35,7 +37,7 @@ class Snapshot(NamedTuple):
     stages: list[Waiting]
     failing: list[FailingEndpointStatus]
     dead_letters_of_a_day: int
-    job_queue: JobQueueHealth
+    job_queue: JobQueueStatus
 
 
 class Monitor:
@@ -75,19 +77,7 @@ class Monitor:
         for stage in stages:
             self._metrics.backlog.labels(stage.stage).set(stage.waiting)
             self._metrics.backlog_age.labels(stage.stage).set(max(0.0, stage.age_seconds or 0.0))
-        self._metrics.see_job_queue(
-            {
-                "job_queue_enabled": job_queue.enabled,
-                "job_queue_backlog": job_queue.backlog,
-                "job_queue_in_progress": job_queue.in_progress,
-                "job_queue_lease_active": job_queue.lease_active,
-                "job_queue_dead_letter_open": job_queue.dead_letter_open,
-                "job_queue_scheduled": job_queue.scheduled,
-                "job_queue_retry_waiting": job_queue.retry_waiting,
-                "job_queue_events_waiting": job_queue.events_waiting,
-                "job_queue_oldest_queued_age_seconds": job_queue.oldest_queued_age_s,
-            }
-        )
+        self._metrics.see_job_queue(job_queue)
         self.snapshot = Snapshot(seen_at, stages, failing, dead_letters, job_queue)
         return len(stages)
 
@@ -156,19 +146,14 @@ class StatusReporter:
             "backlog": snapshot and _backlog(snapshot),
             "failing_endpoints": snapshot and snapshot.failing,
             "dead_letters_of_a_day": snapshot.dead_letters_of_a_day if snapshot else None,
-            "job_queue": snapshot and _job_queue(snapshot),
+            "job_queue": snapshot and snapshot.job_queue,
             "configuration": {
                 "last_read_at": self.reloads.last_at,
                 "last_reload_successful": self.reloads.successful,
                 "last_reload_error": self.reloads.error,
                 "restart_needed": self.reloads.restart_needed,
             },
-            "retry": {
-                "max_attempts": settings.retry.max_attempts,
-                "base_delay_seconds": settings.retry.base_delay_seconds,
-                "max_delay_seconds": settings.retry.max_delay_seconds,
-                "jitter": settings.retry.jitter,
-            },
+            "retry": cast("RetryStatus", msgspec.structs.asdict(settings.retry)),
         }
 
 
@@ -181,20 +166,4 @@ def _backlog(snapshot: Snapshot) -> BacklogStatus:
             for stage in snapshot.stages
             if stage.stage not in NOT_WAITING
         ],
-    }
-
-
-def _job_queue(snapshot: Snapshot) -> JobQueueStatus:
-    queue = snapshot.job_queue
-    return {
-        "enabled": queue.enabled,
-        "backlog": queue.backlog,
-        "in_progress": queue.in_progress,
-        "dead_letter_open": queue.dead_letter_open,
-        "oldest_queued_age_s": queue.oldest_queued_age_s,
-        "lease_active": queue.lease_active,
-        "scheduled": queue.scheduled,
-        "retry_waiting": queue.retry_waiting,
-        "events_waiting": queue.events_waiting,
-        "counted_up_to": queue.counted_up_to,
     }

@@ -9,6 +9,7 @@ import msgspec
 
 from webhookd.core.errors import Refusal, Refused
 from webhookd.db.connection import Connection
+from webhookd.http.health import JobQueueStatus
 from webhookd.jobqueue.requests import (
     ClaimJob,
     NewJob,
@@ -24,7 +25,6 @@ from webhookd.jobqueue.results import (
     CleanedJobs,
     EnqueuedJob,
     JobPolicy,
-    JobQueueHealth,
     JobRefusal,
     JobRegistration,
     OpenedWorkflow,
@@ -202,10 +202,10 @@ async def sweep(connection: Connection, batch_size: int, after_kind: str = "") -
     )
 
 
-async def health(connection: Connection) -> JobQueueHealth:
+async def health(connection: Connection) -> JobQueueStatus:
     """Count the queue, up to the function's own bound: every caller gets the same numbers."""
     text = await connection.fetchval("select webhookd.fn_job_queue_health()::text")
-    return msgspec.json.decode(text, type=JobQueueHealth)
+    return msgspec.json.decode(text, type=JobQueueStatus)
 
 
 async def _call(

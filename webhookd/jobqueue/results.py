@@ -186,21 +186,6 @@ class CleanedJobs(msgspec.Struct, frozen=True):
     last_kind: str  # pass this to the next call
 
 
-class JobQueueHealth(msgspec.Struct, frozen=True):
-    """Counts of the whole queue (DP2 §8), each up to `counted_up_to`."""
-
-    enabled: bool
-    backlog: int
-    in_progress: int
-    dead_letter_open: int
-    oldest_queued_age_s: float | None
-    lease_active: int
-    scheduled: int
-    retry_waiting: int
-    events_waiting: int
-    counted_up_to: int
-
-
 class Job(TypedDict):
     """One job, without its payload."""
 

@@ -96,5 +96,5 @@ async def _configuration(connection: Connection) -> Row:
         "decisions": [
             decision | {"detail": raw_json(decision["detail"])} for decision in configuration["decisions"]
         ],
-        "queue": msgspec.structs.asdict(health),
+        "queue": health,
     }
