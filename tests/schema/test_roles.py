@@ -37,7 +37,7 @@ TABLES = {
     "settings": "settings",
 }
 VIEWS = ("v_job_queue_backlog", "v_job_queue_in_progress", "v_job_queue_dead_letter_open")
-# Who has a lease's token holds the job: a claim hands it out, and nothing else shows it.
+# The lease token is the right to the job: a claim returns it, and no role can read it.
 HIDDEN = "lease_token"
 PRIVILEGES = {"S": "SELECT", "I": "INSERT", "U": "UPDATE", "D": "DELETE", "T": "TRUNCATE"}
 

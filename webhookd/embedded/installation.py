@@ -80,7 +80,7 @@ class Installation:
             # Under another name until the copy is complete.
             unfinished = copy_folder.with_name(f"{copy_folder.name}.new")
             shutil.rmtree(unfinished, ignore_errors=True)
-            # Nobody else can enter it before its files have their final modes.
+            # No other user can enter it before its files have their final modes.
             unfinished.mkdir(mode=0o700)
             for part in self.parts:
                 shutil.copytree(part, unfinished / part.relative_to(self.base), symlinks=True)
