@@ -23,8 +23,10 @@ async def test_delivery_is_explained(api: Client, cli: Shell, endpoint: Endpoint
     with cli.on_terminal("deliveries", "show", "1") as terminal:
         assert await terminal.ended() == 0
     assert "DeadLettered" in terminal.written
-    assert terminal.written.count(r"\x1b]0;owned\x07\x1b[2J") == 2
-    assert r"\u202eevil\x00 é" in terminal.written
+    # The table wraps a long response, at a place that depends on the width of the durations.
+    shown = "".join(terminal.written.split())
+    assert shown.count(r"\x1b]0;owned\x07\x1b[2J") == 2
+    assert r"\u202eevil\x00é" in shown
     for character in ("\x1b]", "\x1b[2J", "\x07", "\u202e", "\x00", "\x9b"):
         assert character not in terminal.written
 
