@@ -34,7 +34,6 @@ FIELDS = {
 async def event_deliveries(flow: Flow, event_id: int) -> dict[int, dict[str, Any]]:
     """Return the deliveries of an event, by subscription."""
     found = await reads.event(flow.daemon, event_id, LIMITS)
-    assert found is not None
     assert all(set(row) == FIELDS for row in found["deliveries"])
     return {row["subscription_id"]: row for row in found["deliveries"]}
 
@@ -152,7 +151,6 @@ class DeliveryReader:
         """Return the delivery's row."""
         found = (await event_deliveries(self._flow, self._event_id))[self._subscription_id]
         delivery = await reads.delivery(self._flow.daemon, found["saga_id"], LIMITS)
-        assert delivery is not None
         for name in ("reason", "explanation", "buried_as", "held", "dead_letter_id"):
             assert delivery[name] == found[name]
         return found
@@ -218,7 +216,6 @@ async def test_requeued_delivery_is_explained_by_the_latest(flow: Flow, delivery
     assert (again["saga_id"], again["reason"]) == (requeued.saga_id, Reason.FIRST_ATTEMPT_DUE)
     assert (again["dead_letter_id"], again["buried_as"]) == (first["buried_as"], None)
     old = await reads.delivery(flow.daemon, first["saga_id"], LIMITS)
-    assert old is not None
     assert old["reason"] == Reason.REQUEUED
     assert f"requeued as delivery {requeued.saga_id}" in old["explanation"]
     await flow.attempt(500, LAST_CHANCE)
@@ -270,6 +267,5 @@ async def test_event_shows_at_most_1000_deliveries(flow: Flow, number: int) -> N
     event_id = await flow.publish()
     await flow.route()
     found = await reads.event(flow.daemon, event_id, LIMITS)
-    assert found is not None
     assert len(found["deliveries"]) == reads.MAX_DELIVERIES_OF_EVENT
     assert found["more_deliveries"] is (number > reads.MAX_DELIVERIES_OF_EVENT)

@@ -8,8 +8,7 @@ from aiohttp import web
 from webhookd.console.status_page import StatusPage
 from webhookd.context import Context
 from webhookd.deliveries.api.dead_letters import DeadLetters
-from webhookd.deliveries.api.deliveries import Deliveries
-from webhookd.deliveries.api.events import Events
+from webhookd.deliveries.api.events import Deliveries, Events
 from webhookd.deliveries.api.subscriptions import Subscriptions, Verification
 from webhookd.deliveries.ingest import GroupCommit
 from webhookd.http.docs import Documents

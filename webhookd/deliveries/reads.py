@@ -125,10 +125,10 @@ async def subscriptions(
     return [_with_health(dict(row)) for row in await connection.fetch(query, *arguments)]
 
 
-async def subscription(connection: Connection, subscription_id: int) -> Row | None:
+async def subscription(connection: Connection, subscription_id: int) -> Row:
     """Return a subscription with its endpoint's health."""
-    row = await connection.fetchrow(f"{_SUBSCRIPTIONS} where s.id = $1", subscription_id)
-    return None if row is None else _with_health(dict(row))
+    query = f"{_SUBSCRIPTIONS} where s.id = $1"
+    return _with_health(await _found(connection, "subscription", query, subscription_id))
 
 
 async def deliveries(
@@ -180,24 +180,19 @@ def _sagas_of_subscription(
     return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
 
 
-async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row | None:
+async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:
     """Return a saga with its attempts, oldest first, and the reason for its status, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        row = await connection.fetchrow(_DELIVERIES.format(_SAGA), saga_id)
-        if row is None:
-            return None
+        saga = await _found(connection, "delivery", _DELIVERIES.format(_SAGA), saga_id)
         attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
         explained = await explain_queries.delivery(connection, saga_id, limits)
-        return dict(row) | explained | {"attempts": attempts}
+        return saga | explained | {"attempts": attempts}
 
 
-async def event(connection: Connection, event_id: int, limits: Limits) -> Row | None:
+async def event(connection: Connection, event_id: int, limits: Limits) -> Row:
     """Return an event with its payload and its delivery to each subscription, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        row = await connection.fetchrow(_EVENT, event_id)
-        if row is None:
-            return None
-        found = dict(row)
+        found = await _found(connection, "event", _EVENT, event_id)
         found_deliveries = await explain_queries.event_deliveries(
             connection, event_id, found["event_type"], limits, MAX_DELIVERIES_OF_EVENT + 1
         )
@@ -227,16 +222,22 @@ async def dead_letters(connection: Connection, page: Page, selection: Filter) ->
     return await fetch_by_index(connection, query, arguments)
 
 
-async def dead_letter(connection: Connection, dead_letter_id: int) -> Row | None:
+async def dead_letter(connection: Connection, dead_letter_id: int) -> Row:
     """Return a dead letter with its payload."""
-    row = await connection.fetchrow(_DEAD_LETTER, dead_letter_id)
-    return None if row is None else dict(row)
+    return await _found(connection, "dead letter", _DEAD_LETTER, dead_letter_id)
 
 
 async def database_time(connection: Connection) -> datetime:
     """Return the database's time, the only clock that all instances share."""
     now: datetime = await connection.fetchval("select clock_timestamp()")
     return now
+
+
+async def _found(connection: Connection, what: str, query: str, row_id: int) -> Row:
+    row = await connection.fetchrow(query, row_id)
+    if row is None:
+        raise Refused(Refusal.NOT_FOUND, f"{what} {row_id} does not exist")
+    return dict(row)
 
 
 def _id_mark(page: Page) -> tuple[int] | None:

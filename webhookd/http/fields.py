@@ -66,6 +66,9 @@ Description: TypeAlias = Annotated[
     ),
 ]
 Id: TypeAlias = Annotated[int, Meta(ge=1, le=limits.MAX_ID, examples=[42])]
+Cursor: TypeAlias = Annotated[
+    Id | None, Meta(description="cursor of the next page; null: this is the last page")
+]
 Uuid: TypeAlias = Annotated[UUID, Meta(examples=["0b9c2240-6f0e-4d3c-9b1a-5cbe0d3b6262"])]
 ErrorCode: TypeAlias = Annotated[
     str,

@@ -6,7 +6,7 @@ Every read has a size limit and a timeout.
 import asyncio
 from datetime import datetime
 from itertools import accumulate
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -54,10 +54,22 @@ class Paged(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Fetch one row more than `limit`, which shows whether there is a next page."""
         return Page(self.limit + 1, given(self.cursor))
 
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The other parameters that are in the request."""
+        return {
+            name: value for name, value in given_fields(self).items() if name not in Paged.__struct_fields__
+        }
+
 
 def given(value: Value | UnsetType) -> Value | None:
     """Return None for a value that is not in the request."""
     return None if isinstance(value, UnsetType) else value
+
+
+def given_fields(body: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields that are in the request."""
+    return {name: value for name, value in msgspec.structs.asdict(body).items() if value is not UNSET}
 
 
 async def read_json(

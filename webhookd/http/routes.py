@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from aiohttp import web
 
@@ -19,6 +19,7 @@ from webhookd.db.connection import Connection
 from webhookd.db.pool import Pool
 
 Result = TypeVar("Result")
+Inputs = ParamSpec("Inputs")
 
 # A client gets its 503 within two seconds, even with 500 concurrent requests that need a third of a second of
 # CPU time. A query takes milliseconds.
@@ -32,13 +33,20 @@ class QueryRunner:
         self._pool = pool
         self._abandoned: set[asyncio.Task[object]] = set()
 
-    async def run(self, query: Callable[[Connection], Awaitable[Result]]) -> Result:
-        """Run `query` on a pooled connection.
+    async def run(
+        self,
+        query: Callable[Concatenate[Connection, Inputs], Awaitable[Result]],
+        *inputs: Inputs.args,
+        **named_inputs: Inputs.kwargs,
+    ) -> Result:
+        """Call `query` with a pooled connection and the inputs.
 
         It runs in its own task: after a cancellation, a connection to a stalled server takes seconds to be
         released, and the request does not wait for that.
         """
-        task = asyncio.get_running_loop().create_task(self._use(query))
+        task = asyncio.get_running_loop().create_task(
+            self._use(lambda connection: query(connection, *inputs, **named_inputs))
+        )
         try:
             done, _ = await asyncio.wait({task}, timeout=QUERY_TIMEOUT_SECONDS)
         except asyncio.CancelledError:

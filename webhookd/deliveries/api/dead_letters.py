@@ -1,12 +1,17 @@
 """/v1/dead-letters: lists dead letters, and requeues one or many."""
 
-from aiohttp import web
+from typing import Annotated, NotRequired, TypedDict
 
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from webhookd.core.limits import MAX_ID, MAX_REQUEUE_LIMIT
 from webhookd.deliveries import dead_letters, reads
-from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.dead_letters import Filter
-from webhookd.http.problems import Problem, not_found
-from webhookd.http.requests import Nothing, path_id, read_json, read_optional_json, read_query
+from webhookd.http import fields
+from webhookd.http.problems import Problem
+from webhookd.http.requests import Nothing, Paged, path_id, read_json, read_optional_json, read_query
 from webhookd.http.responses import json_response, list_response, raw_json
 from webhookd.http.routes import DatabaseResource, route
 from webhookd.wakeups import Work
@@ -15,41 +20,115 @@ CREATED = 201
 REQUEUE_BATCH = 500
 
 
+class DeadLettersQuery(Paged, kw_only=True):
+    """GET /v1/dead-letters."""
+
+    subscription_id: fields.Id | UnsetType = UNSET
+    error_code: fields.ErrorCode | UnsetType = UNSET
+    failed_after: fields.Time | UnsetType = UNSET
+    failed_before: fields.Time | UnsetType = UNSET
+
+
+class RequeueFilter(msgspec.Struct, forbid_unknown_fields=True):
+    """Selects dead letters, with the filters of the list."""
+
+    subscription_id: fields.Id | None = None
+    error_code: fields.ErrorCode | None = None
+    failed_after: fields.Time | None = None
+    failed_before: fields.Time | None = None
+
+
+class RequeueMany(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/dead-letters/requeue: all matches, or with a limit the next ones after an id."""
+
+    filter: RequeueFilter = msgspec.field(default_factory=RequeueFilter)
+    dry_run: bool = True
+    limit: Annotated[int, Meta(ge=1, le=MAX_REQUEUE_LIMIT)] | None = None
+    after_id: Annotated[int, Meta(ge=0, le=MAX_ID)] = 0
+
+
+class DeadLetter(TypedDict):
+    """A delivery that failed and is not retried any more."""
+
+    id: fields.Id
+    saga_id: fields.Id
+    event_id: fields.Id
+    subscription_id: fields.Id
+    final_error_code: fields.ErrorCode
+    failed_at: fields.Time
+    requeued_saga_id: Annotated[
+        fields.Id | None, Meta(description="the delivery that it was requeued as, if any")
+    ]
+
+
+class DeadLetterWithPayload(DeadLetter):
+    """A dead letter with the payload that was not delivered."""
+
+    event_type: fields.EventType
+    payload_snapshot: fields.Payload
+
+
+class DeadLetterPage(TypedDict):
+    """A page of dead letters, without payloads."""
+
+    items: list[DeadLetter]
+    next_cursor: fields.Cursor
+
+
+class RequeuedDeadLetter(TypedDict):
+    """The new delivery of a requeued dead letter."""
+
+    saga_id: fields.Id
+
+
+class RequeueResult(TypedDict):
+    """The result of a bulk requeue, or of its dry run."""
+
+    matched: fields.Count
+    requeued: fields.Count
+    skipped: Annotated[
+        int,
+        Meta(
+            ge=0, examples=[0], description="requeued before, or its subscription is paused or not verified"
+        ),
+    ]
+    last_id: NotRequired[
+        Annotated[
+            fields.Id | None, Meta(description="with a limit: after_id of the next request; null at the end")
+        ]
+    ]
+    failed_before: NotRequired[
+        Annotated[
+            fields.Time,
+            Meta(description="with a limit: failed_before of the next request, to leave out new failures"),
+        ]
+    ]
+
+
 class DeadLetters(DatabaseResource):
     """The dead-letter routes."""
 
-    @route(
-        "GET /v1/dead-letters",
-        "read",
-        "List dead letters",
-        responses.DeadLetterPage,
-        query=requests.DeadLettersQuery,
-    )
+    @route("GET /v1/dead-letters", "read", "List dead letters", DeadLetterPage, query=DeadLettersQuery)
     async def _list(self, request: web.Request) -> web.Response:
-        query = read_query(request, requests.DeadLettersQuery)
-        rows = await self._database.run(
-            lambda connection: reads.dead_letters(connection, query.page, query.selection)
-        )
+        query = read_query(request, DeadLettersQuery)
+        rows = await self._database.run(reads.dead_letters, query.page, Filter(**query.filters))
         return list_response(rows, query.limit)
 
     @route(
         "GET /v1/dead-letters/{id:[0-9]+}",
         "read",
         "Get a dead letter with its payload",
-        responses.DeadLetterWithPayload,
+        DeadLetterWithPayload,
     )
     async def _get(self, request: web.Request) -> web.Response:
-        letter_id = path_id(request, "dead letter")
-        found = await self._database.run(lambda connection: reads.dead_letter(connection, letter_id))
-        if found is None:
-            raise not_found("dead letter", letter_id)
+        found = await self._database.run(reads.dead_letter, path_id(request, "dead letter"))
         return json_response(found | {"payload_snapshot": raw_json(found["payload_snapshot"])})
 
     @route(
         "POST /v1/dead-letters/{id:[0-9]+}/requeue",
         "operate",
         "Requeue a dead letter",
-        responses.RequeuedDeadLetter,
+        RequeuedDeadLetter,
         CREATED,
         description="Creates a new delivery. A dead letter can be requeued once: a second "
         "request returns 409 with the existing delivery.",
@@ -60,7 +139,7 @@ class DeadLetters(DatabaseResource):
     async def _requeue(self, request: web.Request) -> web.Response:
         letter_id = path_id(request, "dead letter")
         await read_optional_json(request, Nothing, self._max_bytes)
-        requeued = await self._database.run(lambda connection: dead_letters.requeue(connection, letter_id))
+        requeued = await self._database.run(dead_letters.requeue, letter_id)
         if not requeued.created:
             raise Problem(
                 409,
@@ -69,42 +148,38 @@ class DeadLetters(DatabaseResource):
                 saga_id=requeued.saga_id,
             )
         self._wakeups.wake(Work.SAGAS, [requeued.subscription_id], cluster=True)
-        return json_response(responses.RequeuedDeadLetter(saga_id=requeued.saga_id), CREATED)
+        return json_response(RequeuedDeadLetter(saga_id=requeued.saga_id), CREATED)
 
     @route(
         "POST /v1/dead-letters/requeue",
         "operate",
         "Requeue many dead letters",
-        responses.RequeueResult,
+        RequeueResult,
         description="Requeues every dead letter that matches the filter, except those created while "
         "this runs. By default it only counts: set `dry_run` to false to requeue. Safe to repeat.",
-        body=requests.RequeueMany,
+        body=RequeueMany,
     )
     async def _requeue_many(self, request: web.Request) -> web.Response:
         """Requeue batch by batch, with a commit each. After a failure, the same request continues."""
-        body = await read_json(request, requests.RequeueMany, self._max_bytes)
+        body = await read_json(request, RequeueMany, self._max_bytes)
         # Leave out dead letters created while this runs: a delivery that fails at once would be requeued
         # forever.
         now = await self._database.run(reads.database_time)
         failed_before = min(body.filter.failed_before or now, now)
-        selection = Filter(
-            body.filter.subscription_id, body.filter.error_code, body.filter.failed_after, failed_before
-        )
+        selection = Filter(*msgspec.structs.astuple(body.filter))._replace(failed_before=failed_before)
         matched = requeued = 0
         after_id, done = body.after_id, False
         while not done and (body.limit is None or matched < body.limit):
             size = REQUEUE_BATCH if body.limit is None else min(REQUEUE_BATCH, body.limit - matched)
             batch = await self._database.run(
-                lambda connection, after_id=after_id, size=size: dead_letters.requeue_many(  # type: ignore[misc]
-                    connection, selection, after_id, size, dry_run=body.dry_run
-                )
+                dead_letters.requeue_many, selection, after_id, size, dry_run=body.dry_run
             )
             if batch.subscription_ids:
                 self._wakeups.wake(Work.SAGAS, batch.subscription_ids, cluster=True)
             matched += batch.matched
             requeued += batch.requeued
             after_id, done = batch.last_id, batch.matched < size
-        counts = responses.RequeueResult(matched=matched, requeued=requeued, skipped=matched - requeued)
+        counts = RequeueResult(matched=matched, requeued=requeued, skipped=matched - requeued)
         if body.limit is not None:
             # The values for the next request: start after this id, and end at this time.
             counts["last_id"] = None if done else after_id

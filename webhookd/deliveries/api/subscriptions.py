@@ -1,19 +1,28 @@
 """/v1/subscriptions: creates, changes and verifies subscriptions, and rotates secrets. Never deletes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypedDict
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
 
 from webhookd.context import Context
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Row
 from webhookd.deliveries import reads, subscriptions
-from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.subscriptions import Challenge
-from webhookd.http.problems import Problem, invalid, not_found, unavailable
-from webhookd.http.requests import Nothing, given, path_id, read_json, read_optional_json, read_query
+from webhookd.http import fields
+from webhookd.http.problems import Problem, invalid, unavailable
+from webhookd.http.requests import (
+    Nothing,
+    Paged,
+    given_fields,
+    path_id,
+    read_json,
+    read_optional_json,
+    read_query,
+)
 from webhookd.http.responses import json_response, list_response
 from webhookd.http.routes import DatabaseResource, QueryRunner, route
 from webhookd.outbound.addresses import AddressPolicy
@@ -23,6 +32,88 @@ from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage, sign
 from webhookd.outbound.urls import UrlProblem, UrlProblemCode, check_callback_url
 from webhookd.wakeups import Work
+
+Secret: TypeAlias = Annotated[
+    str,
+    Meta(examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="], description="shown only in this response"),
+]
+
+
+class NewSubscription(msgspec.Struct, forbid_unknown_fields=True):
+    """POST /v1/subscriptions."""
+
+    event_type: fields.EventType
+    callback_url: fields.CallbackUrl
+    max_attempts: fields.OwnAttempts = None
+    base_delay_seconds: fields.OwnDelay = None
+    headers: fields.CustomHeaders = {}
+    description: fields.Description | None = None
+
+
+class SubscriptionChange(msgspec.Struct, forbid_unknown_fields=True):
+    """PATCH /v1/subscriptions/{id}: changes the given fields; null removes an override."""
+
+    active: bool | UnsetType = UNSET
+    callback_url: fields.CallbackUrl | UnsetType = UNSET
+    max_attempts: fields.OwnAttempts | UnsetType = UNSET
+    base_delay_seconds: fields.OwnDelay | UnsetType = UNSET
+    headers: fields.CustomHeaders | UnsetType = UNSET
+    description: fields.Description | UnsetType | None = UNSET
+
+
+class SubscriptionsQuery(Paged, kw_only=True):
+    """GET /v1/subscriptions."""
+
+    event_type: fields.EventType | UnsetType = UNSET
+    active: bool | UnsetType = UNSET
+    verified: bool | UnsetType = UNSET
+
+
+class EndpointHealth(TypedDict):
+    """The recent failures of an endpoint."""
+
+    consecutive_failures: fields.Count
+    failing_since: fields.Time | None
+    last_error_code: fields.ErrorCode | None
+    last_failure_at: fields.Time | None
+    last_recovery_at: fields.Time | None
+
+
+class Subscription(TypedDict):
+    """A subscription of an endpoint to an event type. Its secret and headers are never shown."""
+
+    id: fields.Id
+    event_type: fields.EventType
+    callback_url: fields.CallbackUrl
+    active: bool
+    verified: bool
+    max_attempts: fields.OwnAttempts
+    base_delay_seconds: fields.OwnDelay
+    description: fields.Description | None
+    created_at: fields.Time
+    updated_at: fields.Time
+    health: EndpointHealth
+
+
+class SubscriptionWithSecret(Subscription):
+    """A subscription with its signing secret."""
+
+    secret: Secret
+
+
+class SubscriptionPage(TypedDict):
+    """A page of subscriptions."""
+
+    items: list[Subscription]
+    next_cursor: fields.Cursor
+
+
+class RotatedSecret(TypedDict):
+    """The new secret. The previous one also signs until `previous_valid_until`."""
+
+    secret: Secret
+    previous_valid_until: fields.Time
+
 
 # A verification may take as long as a delivery; the client reserves this many connections for them.
 MAX_CONCURRENT = VERIFICATION_CONNECTIONS
@@ -61,11 +152,7 @@ class Verification:
             self._settings().delivery.timeout_seconds,
         )
         _require_echo(outcome, started.challenge)
-        await self._database.run(
-            lambda connection: subscriptions.complete_verification(
-                connection, subscription_id, started.challenge
-            )
-        )
+        await self._database.run(subscriptions.complete_verification, subscription_id, started.challenge)
 
 
 def _headers(started: Challenge, timestamp: int, body: bytes) -> Mapping[str, str]:
@@ -141,48 +228,36 @@ class Subscriptions(DatabaseResource):
         "POST /v1/subscriptions",
         "subscriptions",
         "Create a subscription",
-        responses.SubscriptionWithSecret,
+        SubscriptionWithSecret,
         CREATED,
         description="The endpoint receives nothing until the subscription is verified. The secret is "
         "shown only in this response.",
-        body=requests.NewSubscription,
+        body=NewSubscription,
         own_problems=_ENDPOINT_PROBLEMS,
     )
     async def _create(self, request: web.Request) -> web.Response:
-        body = await read_json(request, requests.NewSubscription, self._max_bytes)
+        body = await read_json(request, NewSubscription, self._max_bytes)
         callback_url = self._checked_url(body.callback_url)
         headers = _checked_headers(body.headers)
         created = await self._database.run(
-            lambda connection: subscriptions.create(
-                connection,
-                body.event_type,
-                callback_url,
-                max_attempts=body.max_attempts,
-                base_delay_seconds=body.base_delay_seconds,
-                headers=headers,
-                description=body.description,
-            )
+            subscriptions.create,
+            body.event_type,
+            callback_url,
+            max_attempts=body.max_attempts,
+            base_delay_seconds=body.base_delay_seconds,
+            headers=headers,
+            description=body.description,
         )
         found = await self._found(created.subscription_id)
         return json_response(found | {"secret": created.signing_secret}, CREATED)
 
-    @route(
-        "GET /v1/subscriptions",
-        "read",
-        "List subscriptions",
-        responses.SubscriptionPage,
-        query=requests.SubscriptionsQuery,
-    )
+    @route("GET /v1/subscriptions", "read", "List subscriptions", SubscriptionPage, query=SubscriptionsQuery)
     async def _list(self, request: web.Request) -> web.Response:
-        query = read_query(request, requests.SubscriptionsQuery)
-        rows = await self._database.run(
-            lambda connection: reads.subscriptions(
-                connection, query.page, given(query.event_type), given(query.active), given(query.verified)
-            )
-        )
+        query = read_query(request, SubscriptionsQuery)
+        rows = await self._database.run(reads.subscriptions, query.page, **query.filters)
         return list_response(rows, query.limit)
 
-    @route(f"GET {_PATH}", "read", "Get a subscription", responses.Subscription)
+    @route(f"GET {_PATH}", "read", "Get a subscription", Subscription)
     async def _get(self, request: web.Request) -> web.Response:
         return json_response(await self._found(path_id(request, "subscription")))
 
@@ -190,21 +265,19 @@ class Subscriptions(DatabaseResource):
         f"PATCH {_PATH}",
         "subscriptions",
         "Change a subscription",
-        responses.Subscription,
+        Subscription,
         description="Fields that are not given stay unchanged. A changed `callback_url` must be "
         "verified again. There is no DELETE: `active: false` stops the subscription and keeps "
         "its history.",
-        body=requests.SubscriptionChange,
+        body=SubscriptionChange,
         own_problems=_ENDPOINT_PROBLEMS,
     )
     async def _change(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
-        body = await read_json(request, requests.SubscriptionChange, self._max_bytes)
+        body = await read_json(request, SubscriptionChange, self._max_bytes)
         changes = self._checked_changes(body)
         if changes:
-            await self._database.run(
-                lambda connection: subscriptions.update(connection, subscription_id, changes)
-            )
+            await self._database.run(subscriptions.update, subscription_id, changes)
         found = await self._found(subscription_id)
         if found["active"] and found["verified"]:
             # The change may have released held deliveries, or made some due earlier.
@@ -215,7 +288,7 @@ class Subscriptions(DatabaseResource):
         f"POST {_PATH}/verify",
         "subscriptions",
         "Verify the endpoint with a challenge",
-        responses.Subscription,
+        Subscription,
         description='Sends `{"type": "webhookd.verification", "challenge": "…"}` to the endpoint, '
         'signed. The endpoint must respond 2xx with `{"challenge": "…"}` or the bare challenge.',
         body=Nothing,
@@ -233,7 +306,7 @@ class Subscriptions(DatabaseResource):
         f"POST {_PATH}/rotate-secret",
         "subscriptions",
         "Rotate the signing secret",
-        responses.RotatedSecret,
+        RotatedSecret,
         description="Deliveries carry signatures of both secrets until `previous_valid_until`.",
         body=Nothing,
         body_optional=True,
@@ -242,27 +315,16 @@ class Subscriptions(DatabaseResource):
         subscription_id = path_id(request, "subscription")
         await read_optional_json(request, Nothing, self._max_bytes)
         overlap_seconds = self._settings().subscriptions.secret_overlap_seconds
-        rotated = await self._database.run(
-            lambda connection: subscriptions.rotate_secret(connection, subscription_id, overlap_seconds)
-        )
+        rotated = await self._database.run(subscriptions.rotate_secret, subscription_id, overlap_seconds)
         return json_response(
-            responses.RotatedSecret(
-                secret=rotated.signing_secret, previous_valid_until=rotated.previous_valid_until
-            )
+            RotatedSecret(secret=rotated.signing_secret, previous_valid_until=rotated.previous_valid_until)
         )
 
     async def _found(self, subscription_id: int) -> Row:
-        found = await self._database.run(lambda connection: reads.subscription(connection, subscription_id))
-        if found is None:
-            raise not_found("subscription", subscription_id)
-        return found
+        return await self._database.run(reads.subscription, subscription_id)
 
-    def _checked_changes(self, body: requests.SubscriptionChange) -> dict[str, Any]:
-        changes = {
-            name: value
-            for name, value in msgspec.structs.asdict(body).items()
-            if not isinstance(value, msgspec.UnsetType)
-        }
+    def _checked_changes(self, body: SubscriptionChange) -> dict[str, Any]:
+        changes = given_fields(body)
         if "callback_url" in changes:
             changes["callback_url"] = self._checked_url(changes["callback_url"])
         if "headers" in changes:
