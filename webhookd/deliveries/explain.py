@@ -1,7 +1,7 @@
-"""Explains the status of a delivery, or why an event has none. Pure: facts in, words out.
+"""Explains the status of a delivery, or why an event has none: a code for programs, a sentence for people.
 
-explain_queries.py reads the facts in one snapshot. The result is a stable code for programs and a sentence
-for people.
+First the pure part: facts in, words out. Then the queries that read the facts; reads.py runs them in one
+snapshot.
 """
 
 from datetime import UTC, datetime
@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import NamedTuple, assert_never
 
 from webhookd.core.states import AttemptStatus, SagaStatus
+from webhookd.db.connection import Connection, fetch_one
+from webhookd.db.paging import Row
 
 NOT_ROUTED = "not_routed"
 
@@ -44,6 +46,18 @@ class Reason(StrEnum):
 
 
 HELD = frozenset({Reason.HELD_INACTIVE, Reason.HELD_UNVERIFIED})
+
+_TEXTS = {
+    Reason.WAITS_FOR_ROUTING: "The event is waiting to be routed.",
+    Reason.SUBSCRIBED_LATER: "Not routed: the subscription to this event type was created later. "
+    "Subscriptions do not receive earlier events.",
+    Reason.CHANGED_MEANWHILE: "Not routed: a change of the subscription was not committed yet when the event "
+    "was routed.",
+    Reason.INACTIVE: "Not routed: the subscription was paused when the event was routed.",
+    Reason.UNVERIFIED: "Not routed: the subscription was not verified when the event was routed.",
+    Reason.HELD_INACTIVE: "Held: the subscription is paused. Holding uses no attempts.",
+    Reason.HELD_UNVERIFIED: "Held: the subscription is not verified. Holding uses no attempts.",
+}
 
 
 class Limits(NamedTuple):
@@ -109,26 +123,14 @@ def explain_unrouted(facts: UnroutedFacts) -> Explanation:
     commit.
     """
     if facts.is_queued:
-        return Explanation(Reason.WAITS_FOR_ROUTING, "The event is waiting to be routed.")
-    if facts.at_routing is None:
-        return Explanation(
-            Reason.SUBSCRIBED_LATER,
-            "Not routed: the subscription to this event type was created later. Subscriptions do not receive "
-            "earlier events.",
-        )
-    state = facts.after_routing if facts.at_routing.is_deliverable else facts.at_routing
-    if state is None:
-        return Explanation(
-            Reason.CHANGED_MEANWHILE,
-            "Not routed: a change of the subscription was not committed yet when the event was routed.",
-        )
-    if not state.active:
-        return Explanation(
-            Reason.INACTIVE, "Not routed: the subscription was paused when the event was routed."
-        )
-    return Explanation(
-        Reason.UNVERIFIED, "Not routed: the subscription was not verified when the event was routed."
-    )
+        reason = Reason.WAITS_FOR_ROUTING
+    elif facts.at_routing is None:
+        reason = Reason.SUBSCRIBED_LATER
+    elif (state := facts.after_routing if facts.at_routing.is_deliverable else facts.at_routing) is None:
+        reason = Reason.CHANGED_MEANWHILE
+    else:
+        reason = Reason.UNVERIFIED if state.active else Reason.INACTIVE
+    return Explanation(reason, _TEXTS[reason])
 
 
 def explain_delivery(facts: DeliveryFacts) -> Explanation:
@@ -151,11 +153,9 @@ def _waiting(facts: DeliveryFacts) -> Explanation:
         return held
     due_at = _time(facts.next_attempt_at)
     if facts.attempt_count >= facts.attempt_limit:
-        return Explanation(
-            Reason.EXHAUSTED,
-            f"{_failure(facts)}No attempt is left, because the limit is now {facts.attempt_limit}. "
-            f"The delivery becomes a dead letter at {due_at}.",
-        )
+        none_left = f"{_failure(facts)}No attempt is left, because the limit is now {facts.attempt_limit}."
+        text = f"{none_left} The delivery becomes a dead letter at {due_at}."
+        return Explanation(Reason.EXHAUSTED, text)
     attempt = f"{_failure(facts)}Attempt {_next_attempt(facts)}"
     if not facts.is_due:
         reason = Reason.SCHEDULED if facts.status is SagaStatus.PENDING else Reason.RETRY_LATER
@@ -164,9 +164,8 @@ def _waiting(facts: DeliveryFacts) -> Explanation:
     if facts.failing_since is not None and facts.is_waiting_for_probe:
         return Explanation(Reason.ENDPOINT_FAILING, f"{due}. {_one_at_a_time(facts.failing_since)}")
     if facts.is_window_full:
-        return Explanation(
-            Reason.WINDOW_FULL, f"{due}. The subscription already has its maximum number of active attempts."
-        )
+        text = f"{due}. The subscription already has its maximum number of active attempts."
+        return Explanation(Reason.WINDOW_FULL, text)
     reason = Reason.FIRST_ATTEMPT_DUE if facts.status is SagaStatus.PENDING else Reason.RETRY_DUE
     return Explanation(reason, f"{due} and is about to start.")
 
@@ -175,29 +174,21 @@ def _in_progress(facts: DeliveryFacts) -> Explanation:
     attempt = f"Attempt {_next_attempt(facts)}"
     match facts.attempt_status:
         case AttemptStatus.LEASED if facts.lease_until is not None:
-            lease = f"{attempt}: the lease of worker {facts.worker_id}"
+            worker, until = f"worker {facts.worker_id}", _time(facts.lease_until)
             if facts.is_lease_over:
-                return Explanation(
-                    Reason.LEASE_EXPIRED,
-                    f"{lease} expired at {_time(facts.lease_until)} without a report. "
-                    "Another worker gets the attempt soon.",
-                )
-            return Explanation(
-                Reason.IN_FLIGHT,
-                f"{attempt} is being sent by worker {facts.worker_id}, with a lease until "
-                f"{_time(facts.lease_until)}.",
-            )
+                lease = f"the lease of {worker} expired at {until} without a report"
+                text = f"{attempt}: {lease}. Another worker gets the attempt soon."
+                return Explanation(Reason.LEASE_EXPIRED, text)
+            text = f"{attempt} is being sent by {worker}, with a lease until {until}."
+            return Explanation(Reason.IN_FLIGHT, text)
         case AttemptStatus.COMPLETED | AttemptStatus.FAILED if facts.finished_at is not None:
-            return Explanation(
-                Reason.RESULT_REPORTED,
-                f"{attempt} finished at {_time(facts.finished_at)}. Its result is about to be applied.",
-            )
+            text = f"{attempt} finished at {_time(facts.finished_at)}. Its result is about to be applied."
+            return Explanation(Reason.RESULT_REPORTED, text)
     if held := _held(facts):
         return held
     if facts.failing_since is not None and facts.is_waiting_for_probe:
-        return Explanation(
-            Reason.ENDPOINT_FAILING, f"{attempt} is waiting. {_one_at_a_time(facts.failing_since)}"
-        )
+        text = f"{attempt} is waiting. {_one_at_a_time(facts.failing_since)}"
+        return Explanation(Reason.ENDPOINT_FAILING, text)
     return Explanation(Reason.WAITS_FOR_WORKER, f"{attempt} is waiting for a worker with a free slot.")
 
 
@@ -208,21 +199,15 @@ def _dead_lettered(facts: DeliveryFacts) -> Explanation:
     )
     if facts.requeued_as is None:
         return Explanation(Reason.DEAD_LETTERED, text)
-    return Explanation(
-        Reason.REQUEUED, f"{text} The dead letter was requeued as delivery {facts.requeued_as}."
-    )
+    text = f"{text} The dead letter was requeued as delivery {facts.requeued_as}."
+    return Explanation(Reason.REQUEUED, text)
 
 
 def _held(facts: DeliveryFacts) -> Explanation | None:
-    if not facts.subscription.active:
-        return Explanation(
-            Reason.HELD_INACTIVE, "Held: the subscription is paused. Holding uses no attempts."
-        )
-    if not facts.subscription.verified:
-        return Explanation(
-            Reason.HELD_UNVERIFIED, "Held: the subscription is not verified. Holding uses no attempts."
-        )
-    return None
+    if facts.subscription.is_deliverable:
+        return None
+    reason = Reason.HELD_UNVERIFIED if facts.subscription.active else Reason.HELD_INACTIVE
+    return Explanation(reason, _TEXTS[reason])
 
 
 def _delivered(facts: DeliveryFacts) -> str:
@@ -250,3 +235,137 @@ def _attempts(number: int) -> str:
 
 def _time(value: datetime) -> str:
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Routing creates all deliveries of an event in one statement, so their time is the time of routing. Without
+# any, the event's own time stands in for it.
+_ROUTING = """
+    select exists (select from webhookd.event_routing_queue q where q.event_id = e.id) as is_queued,
+        coalesce((select g.created_at from webhookd.webhook_delivery_sagas g
+                  where g.event_id = e.id and g.dead_letter_id is null
+                  order by g.subscription_id limit 1), e.created_at) as routed_at
+    from webhookd.events e where e.id = $1"""
+
+# The facts about a saga g and its subscription s: the last attempt (uniq_job_saga_attempt), the dead letter
+# that it became (idx_dead_saga), the saga that this was requeued as (uniq_saga_dead_letter), the endpoint's
+# health, and whether other attempts are in the way (idx_job_subscription_active, counted up to the window).
+_FACTS = """
+        s.id as subscription_id, s.callback_url, s.active, s.verified, s.max_attempts,
+        g.id as saga_id, g.status, g.attempt_count, g.next_attempt_at, g.final_error_code, g.dead_letter_id,
+        g.next_attempt_at <= now() as is_due,
+        j.status as attempt_status, j.worker_id, j.lease_until, j.finished_at,
+        j.lease_until <= now() as is_lease_over,
+        h.failing_since, d.id as buried_as, r.id as requeued_as,
+        h.failing_since is not null and exists (
+            select from webhookd.webhook_delivery_jobs a
+            where a.subscription_id = s.id and a.finished_at is null and a.saga_id <> g.id
+                and (g.status in ('Pending', 'PendingRetry') or (a.status = 'Leased') is true)
+            ) as is_waiting_for_probe,
+        case when g.status in ('Pending', 'PendingRetry') and g.next_attempt_at <= now() then
+            (select count(*) from (
+                select from webhookd.webhook_delivery_jobs a
+                where a.subscription_id = s.id and a.finished_at is null limit $2) w) >= $2
+            else false end as is_window_full"""
+_JOINS = """
+    left join lateral (
+        select * from webhookd.webhook_delivery_jobs j where j.saga_id = g.id
+        order by j.attempt_at desc limit 1) j on true
+    left join webhookd.dead_letters d on d.saga_id = g.id
+    left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id
+    left join webhookd.endpoint_health h on h.subscription_id = s.id"""
+
+# Each subscription to the event type, and each that has a delivery although its type has changed, with its
+# latest saga (uniq_saga_event_subscription, or idx_saga_event for a requeued one). Without a saga: its state
+# at the time of routing and after it, from the change log (idx_subscription_change).
+_SUBSCRIPTIONS_TEMPLATE = """
+    select {facts},
+        b.active as was_active, b.verified as was_verified,
+        a.active as became_active, a.verified as became_verified
+    from (
+        (select s.id from webhookd.subscriptions s where s.event_type = $3 order by s.id limit $5)
+        union
+        (select g.subscription_id from webhookd.webhook_delivery_sagas g
+         where g.event_id = $1 and g.dead_letter_id is null order by g.subscription_id limit $5)
+        order by id limit $5) c
+    join webhookd.subscriptions s on s.id = c.id
+    left join lateral (
+        select * from (
+            select * from webhookd.webhook_delivery_sagas g
+            where g.event_id = $1 and g.subscription_id = s.id and g.dead_letter_id is null
+            union all
+            select * from webhookd.webhook_delivery_sagas g
+            where g.event_id = $1 and g.subscription_id = s.id and g.dead_letter_id is not null) g
+        order by g.id desc limit 1) g on true
+    {joins}
+    left join lateral (
+        select c.active, c.verified, c.event_type from webhookd.subscription_changes c
+        where c.subscription_id = s.id and c.changed_at <= $4
+        order by c.changed_at desc, c.id desc limit 1) b on g.id is null and b.event_type = $3
+    left join lateral (
+        select c.active, c.verified from webhookd.subscription_changes c
+        where c.subscription_id = s.id and c.changed_at > $4 and not (c.active and c.verified)
+        order by c.changed_at, c.id limit 1) a on g.id is null
+    order by s.id"""
+
+_DELIVERY_TEMPLATE = """
+    select {facts}
+    from webhookd.webhook_delivery_sagas g join webhookd.subscriptions s on s.id = g.subscription_id
+    {joins}
+    where g.id = $1"""
+_SUBSCRIPTIONS = _SUBSCRIPTIONS_TEMPLATE.format(facts=_FACTS, joins=_JOINS)
+_DELIVERY = _DELIVERY_TEMPLATE.format(facts=_FACTS, joins=_JOINS)
+
+
+async def event_deliveries(
+    connection: Connection, event_id: int, event_type: str, limits: Limits, limit: int
+) -> list[Row]:
+    """Return the delivery to each subscription of the event's type, or why there is none, up to `limit`."""
+    routing = await fetch_one(connection, _ROUTING, event_id)
+    rows = await connection.fetch(
+        _SUBSCRIPTIONS, event_id, limits.subscription_window, event_type, routing["routed_at"], limit
+    )
+    return [_event_delivery(dict(row), limits, is_queued=routing["is_queued"]) for row in rows]
+
+
+async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:
+    """Return the reason for the status of an existing saga."""
+    facts = dict(await fetch_one(connection, _DELIVERY, saga_id, limits.subscription_window))
+    explained = _explained(facts, limits)
+    return {"reason": explained.reason, "explanation": explained.text, "buried_as": facts["buried_as"]}
+
+
+def _event_delivery(row: Row, limits: Limits, *, is_queued: bool) -> Row:
+    if row["saga_id"] is None:
+        at_routing = _state(row["was_active"], row["was_verified"])
+        after_routing = _state(row["became_active"], row["became_verified"])
+        explained = explain_unrouted(UnroutedFacts(is_queued, at_routing, after_routing))
+    else:
+        explained = _explained(row, limits)
+    return {
+        "subscription_id": row["subscription_id"],
+        "callback_url": row["callback_url"],
+        "status": row["status"] or NOT_ROUTED,
+        "reason": explained.reason,
+        "explanation": explained.text,
+        "saga_id": row["saga_id"],
+        "attempt_count": row["attempt_count"],
+        "next_attempt_at": row["next_attempt_at"],
+        "final_error_code": row["final_error_code"],
+        "dead_letter_id": row["dead_letter_id"],
+        "buried_as": row["buried_as"],
+        "held": explained.reason in HELD,
+    }
+
+
+def _state(active: bool | None, verified: bool | None) -> SubscriptionState | None:
+    return None if active is None or verified is None else SubscriptionState(active, verified)
+
+
+def _explained(row: Row, limits: Limits) -> Explanation:
+    facts = row | {
+        "status": SagaStatus(row["status"]),
+        "subscription": SubscriptionState(row["active"], row["verified"]),
+        "attempt_limit": row["max_attempts"] or limits.max_attempts,
+        "attempt_status": row["attempt_status"] and AttemptStatus(row["attempt_status"]),
+    }
+    return explain_delivery(DeliveryFacts(**{name: facts[name] for name in DeliveryFacts._fields}))

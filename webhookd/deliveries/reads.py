@@ -10,7 +10,7 @@ from webhookd.core.errors import Refusal, Refused
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Arguments, Page, Range, Row, fetch_by_index, piece
-from webhookd.deliveries import explain_queries
+from webhookd.deliveries import explain
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.deliveries.explain import Limits
 from webhookd.http.health import FailingEndpointStatus
@@ -185,7 +185,7 @@ async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         saga = await _found(connection, "delivery", _DELIVERIES.format(_SAGA), saga_id)
         attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
-        explained = await explain_queries.delivery(connection, saga_id, limits)
+        explained = await explain.delivery(connection, saga_id, limits)
         return saga | explained | {"attempts": attempts}
 
 
@@ -193,7 +193,7 @@ async def event(connection: Connection, event_id: int, limits: Limits) -> Row:
     """Return an event with its payload and its delivery to each subscription, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         found = await _found(connection, "event", _EVENT, event_id)
-        found_deliveries = await explain_queries.event_deliveries(
+        found_deliveries = await explain.event_deliveries(
             connection, event_id, found["event_type"], limits, MAX_DELIVERIES_OF_EVENT + 1
         )
     return found | {
