@@ -15,8 +15,6 @@ from webhookd.deliveries.dead_letters import Filter
 from webhookd.deliveries.explain import Limits
 from webhookd.http.health import FailingEndpointStatus
 
-__all__ = ["Page", "Row"]
-
 # Shown with an event. /v1/deliveries has the rest.
 MAX_DELIVERIES_OF_EVENT = 1000
 
@@ -87,9 +85,9 @@ async def events(
     if idempotency_key is not None:
         return await _event_of_key(connection, page, event_type, idempotency_key)
     arguments = Arguments()
-    mark: tuple[object, ...] | None = _id_mark(page)
+    mark: tuple[object, ...] | None
     if event_type is None:
-        part = Range(("e.id",))
+        part, mark = Range(("e.id",)), _id_mark(page)
     else:
         part = Range(("e.event_type", "e.created_at", "e.id"), (event_type,))
         mark = await _time_mark(connection, "event", _TIME_OF_EVENT, page)
@@ -144,11 +142,9 @@ async def deliveries(
         sagas = _sagas_of_event(page, event_id, status, subscription_id, arguments)
     elif subscription_id is not None:
         sagas = _sagas_of_subscription(page, subscription_id, status, arguments)
-    elif status is not None:
-        part = Range(("g.status", "g.id"), (status,))
-        sagas = piece(_SAGAS, part, _id_mark(page), page.limit, arguments)
     else:
-        sagas = piece(_SAGAS, Range(("g.id",)), _id_mark(page), page.limit, arguments)
+        part = Range(("g.status", "g.id"), (status,)) if status else Range(("g.id",))
+        sagas = piece(_SAGAS, part, _id_mark(page), page.limit, arguments)
     return await fetch_by_index(connection, f"{_DELIVERIES.format(sagas)} order by g.id desc", arguments)
 
 
@@ -207,14 +203,10 @@ async def dead_letters(connection: Connection, page: Page, selection: Filter) ->
 
     Uses idx_dead_failed, idx_dead_subscription, idx_dead_error or idx_dead_subscription_error.
     """
-    equals = {"d.subscription_id": selection.subscription_id, "d.final_error_code": selection.error_code}
+    subscription_id, error_code, *bounds = selection
+    equals = {"d.subscription_id": subscription_id, "d.final_error_code": error_code}
     given = {name: value for name, value in equals.items() if value is not None}
-    part = Range(
-        (*given, "d.failed_at", "d.id"),
-        tuple(given.values()),
-        selection.failed_after,
-        selection.failed_before,
-    )
+    part = Range((*given, "d.failed_at", "d.id"), tuple(given.values()), *bounds)
     mark = await _time_mark(connection, "dead letter", _TIME_OF_DEAD_LETTER, page)
     arguments = Arguments()
     letters = piece("webhookd.dead_letters d", part, mark, page.limit, arguments)
