@@ -1,7 +1,7 @@
 """Options and argument types that several commands share, and the reading of files that arguments name."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,6 +77,11 @@ def listing_options(command: Callable[..., None]) -> Callable[..., None]:
 def one_more(limit: int | None) -> int | None:
     """Return the limit for a request that also finds out whether there are more rows."""
     return None if limit is None else limit + 1
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_bounded(name: str, option: str, max_bytes: int) -> bytes:

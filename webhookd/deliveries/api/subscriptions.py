@@ -1,5 +1,6 @@
 """/v1/subscriptions: creates, changes and verifies subscriptions, and rotates secrets. Never deletes."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypedDict
 
@@ -115,10 +116,6 @@ class RotatedSecret(TypedDict):
     previous_valid_until: fields.Time
 
 
-# A verification may take as long as a delivery; the client reserves this many connections for them.
-MAX_CONCURRENT = VERIFICATION_CONNECTIONS
-
-
 class Verification:
     """Verifies subscriptions, a bounded number at a time."""
 
@@ -126,17 +123,15 @@ class Verification:
         self._database = database
         self._client = client
         self._settings = context.settings
-        self._running = 0
+        # A verification may take as long as a delivery; the client reserves these connections for them.
+        self._free = asyncio.Semaphore(VERIFICATION_CONNECTIONS)
 
     async def verify(self, subscription_id: int) -> None:
         """Return when the subscription is verified; otherwise raise a Problem with the reason."""
-        if self._running >= MAX_CONCURRENT:
+        if self._free.locked():
             raise unavailable("too many verifications are running")
-        self._running += 1
-        try:
+        async with self._free:
             await self._verify(subscription_id)
-        finally:
-            self._running -= 1
 
     async def _verify(self, subscription_id: int) -> None:
         async def start(connection: Connection) -> tuple[Challenge, int]:
@@ -237,17 +232,7 @@ class Subscriptions(DatabaseResource):
     )
     async def _create(self, request: web.Request) -> web.Response:
         body = await read_json(request, NewSubscription, self._max_bytes)
-        callback_url = self._checked_url(body.callback_url)
-        headers = _checked_headers(body.headers)
-        created = await self._database.run(
-            subscriptions.create,
-            body.event_type,
-            callback_url,
-            max_attempts=body.max_attempts,
-            base_delay_seconds=body.base_delay_seconds,
-            headers=headers,
-            description=body.description,
-        )
+        created = await self._database.run(subscriptions.create, **self._checked(body))
         found = await self._found(created.subscription_id)
         return json_response(found | {"secret": created.signing_secret}, CREATED)
 
@@ -275,7 +260,7 @@ class Subscriptions(DatabaseResource):
     async def _change(self, request: web.Request) -> web.Response:
         subscription_id = path_id(request, "subscription")
         body = await read_json(request, SubscriptionChange, self._max_bytes)
-        changes = self._checked_changes(body)
+        changes = self._checked(body)
         if changes:
             await self._database.run(subscriptions.update, subscription_id, changes)
         found = await self._found(subscription_id)
@@ -323,13 +308,14 @@ class Subscriptions(DatabaseResource):
     async def _found(self, subscription_id: int) -> Row:
         return await self._database.run(reads.subscription, subscription_id)
 
-    def _checked_changes(self, body: SubscriptionChange) -> dict[str, Any]:
-        changes = given_fields(body)
-        if "callback_url" in changes:
-            changes["callback_url"] = self._checked_url(changes["callback_url"])
-        if "headers" in changes:
-            changes["headers"] = _checked_headers(changes["headers"])
-        return changes
+    def _checked(self, body: NewSubscription | SubscriptionChange) -> dict[str, Any]:
+        """Return the given fields, with URL and headers as they are stored."""
+        checked = given_fields(body)
+        if "callback_url" in checked:
+            checked["callback_url"] = self._checked_url(checked["callback_url"])
+        if "headers" in checked:
+            checked["headers"] = _checked_headers(checked["headers"])
+        return checked
 
     def _checked_url(self, text: str) -> str:
         checked = check_callback_url(text, AddressPolicy.of(self._settings().delivery.networks))

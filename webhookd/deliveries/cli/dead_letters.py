@@ -4,9 +4,9 @@ A requeue by filter runs in batches, one request each, so that progress can be s
 when its response arrives: an interrupted requeue keeps what was done, and can be repeated.
 """
 
-import functools
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, json_option, listing_options, one_more, row_id, time_or_age
+from webhookd.cli.options import example, given, json_option, listing_options, one_more, row_id, time_or_age
 from webhookd.cli.text import escaped, excerpt
 from webhookd.core.errors import RequestRefused
 
@@ -27,36 +27,34 @@ ALREADY_REQUEUED = "already_requeued"
 
 
 def filter_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the filter options, and pass those that are given as `which`, with the API's names."""
-
-    @click.option("--subscription", type=row_id, metavar="ID", help="Only dead letters of this subscription.")
-    @click.option(
-        "--error-code", help="Only dead letters with this last error, for example HTTP_500 or TIMEOUT."
+    """Add the filter options, with the API's parameter names."""
+    options = (
+        click.option(
+            "--subscription",
+            "subscription_id",
+            type=row_id,
+            metavar="ID",
+            help="Only dead letters of this subscription.",
+        ),
+        click.option(
+            "--error-code", help="Only dead letters with this last error, for example HTTP_500 or TIMEOUT."
+        ),
+        click.option(
+            "--failed-after",
+            type=time_or_age,
+            metavar="TIME",
+            help="Only dead letters that failed since this time: 2026-01-31T08:00:00Z, or an age such as 2h.",
+        ),
+        click.option(
+            "--failed-before",
+            type=time_or_age,
+            metavar="TIME",
+            help="Only dead letters that failed before this time.",
+        ),
     )
-    @click.option(
-        "--failed-after",
-        type=time_or_age,
-        metavar="TIME",
-        help="Only dead letters that failed since this time: 2026-01-31T08:00:00Z, or an age such as 2h.",
-    )
-    @click.option(
-        "--failed-before",
-        type=time_or_age,
-        metavar="TIME",
-        help="Only dead letters that failed before this time.",
-    )
-    @functools.wraps(command)
-    def wrapped(*arguments: Any, subscription: int | None, **others: Any) -> None:
-        which = {
-            "subscription_id": subscription,
-            "error_code": others.pop("error_code"),
-            "failed_after": others.pop("failed_after"),
-            "failed_before": others.pop("failed_before"),
-        }
-        given = {name: value for name, value in which.items() if value is not None}
-        command(*arguments, which=given, **others)
-
-    return wrapped
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.group("dead-letters")
@@ -68,7 +66,7 @@ def command() -> None:
 @filter_options
 @listing_options
 @asks_daemon
-def list_(client: Client, *, which: dict[str, Any], limit: int | None, as_json: bool) -> None:
+def list_(client: Client, *, limit: int | None, as_json: bool, **which: Any) -> None:
     """List dead letters, newest first."""
     output.list_rows(
         client.rows("/v1/dead-letters", which, one_more(limit)),
@@ -105,19 +103,14 @@ def show(client: Client, *, dead_letter_id: int, as_json: bool) -> None:
 @json_option
 @asks_daemon
 def requeue(
-    client: Client,
-    *,
-    dead_letter_ids: tuple[int, ...],
-    every: bool,
-    which: dict[str, Any],
-    yes: bool,
-    as_json: bool,
+    client: Client, *, dead_letter_ids: tuple[int, ...], every: bool, yes: bool, as_json: bool, **filters: Any
 ) -> None:
     """Deliver dead letters again, each as a new delivery. A dead letter is requeued at most once.
 
     Select them by ID, by filter, or with --all. A filter or --all without --yes is a dry run: it counts, and
     exits with 1 if there is something to requeue. After Ctrl-C, run the same command again to continue.
     """
+    which = given(filters)
     if dead_letter_ids:
         if every or which:
             raise click.UsageError("use either ids or a filter, not both")
@@ -128,19 +121,6 @@ def requeue(
         _requeue_matching(client, which, yes=yes, as_json=as_json)
     else:
         raise click.UsageError("ids, a filter or --all is required")
-
-
-class RequeueCounts(msgspec.Struct):
-    """The totals of the batches so far."""
-
-    matched: int = 0
-    requeued: int = 0
-    skipped: int = 0
-
-    def add(self, batch: Mapping[str, Any]) -> None:
-        self.matched += batch["matched"]
-        self.requeued += batch["requeued"]
-        self.skipped += batch["skipped"]
 
 
 def _requeue_each(client: Client, dead_letter_ids: Sequence[int], *, as_json: bool) -> None:
@@ -167,23 +147,23 @@ def _requeue_each(client: Client, dead_letter_ids: Sequence[int], *, as_json: bo
 
 def _requeue_matching(client: Client, which: dict[str, Any], *, yes: bool, as_json: bool) -> None:
     """Count the dead letters; with `yes`, requeue those, but none that were added meanwhile."""
-    counted = RequeueCounts()
+    counted = Counter(matched=0, requeued=0, skipped=0)
     bound = dict(which)
     for batch in _batches(client, which, dry_run=True):
-        counted.add(batch)
+        counted.update({name: batch[name] for name in counted})
         bound["failed_before"] = batch["failed_before"]
-    if not yes or not counted.requeued:
+    if not yes or not counted["requeued"]:
         _print_counts(counted, "requeued" if yes else "would be requeued", as_json=as_json, dry_run=not yes)
-        if counted.requeued:
+        if counted["requeued"]:
             if not as_json:
                 click.echo(f"Nothing was requeued. To requeue them: {_command(which)}", err=True)
             sys.exit(NOT_DONE)
         return
-    done = RequeueCounts()
+    done = Counter(dict.fromkeys(counted, 0))
     try:
-        with output.progress(counted.matched, "requeue") as progress:
+        with output.progress(counted["matched"], "requeue") as progress:
             for batch in _batches(client, bound, dry_run=False):
-                done.add(batch)
+                done.update({name: batch[name] for name in done})
                 progress.advance(progress.task_ids[0], batch["matched"])
     finally:  # also after an error or Ctrl-C
         _print_counts(done, "requeued", as_json=as_json, dry_run=False)
@@ -201,12 +181,13 @@ def _batches(client: Client, which: Mapping[str, Any], *, dry_run: bool) -> Iter
         request["filter"] = dict(which) | {"failed_before": batch["failed_before"]}
 
 
-def _print_counts(counts: RequeueCounts, what: str, *, as_json: bool, dry_run: bool) -> None:
+def _print_counts(counts: Counter[str], what: str, *, as_json: bool, dry_run: bool) -> None:
     if as_json:
-        output.show_json(msgspec.json.encode(msgspec.structs.asdict(counts) | {"dry_run": dry_run}))
+        output.show_json(msgspec.json.encode({**counts, "dry_run": dry_run}))
         return
-    why = " (already requeued, or the subscription is paused or unverified)" if counts.skipped else ""
-    click.echo(f"{counts.matched} match, {counts.requeued} {what}, {counts.skipped} skipped{why}")
+    matched, requeued, skipped = counts.values()
+    why = " (already requeued, or the subscription is paused or unverified)" if skipped else ""
+    click.echo(f"{matched} match, {requeued} {what}, {skipped} skipped{why}")
 
 
 def _command(which: Mapping[str, Any]) -> str:
@@ -216,14 +197,9 @@ def _command(which: Mapping[str, Any]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> output.Row:
-    return (
-        str(row["id"]),
-        str(row["event_id"]),
-        str(row["subscription_id"]),
-        output.time_cell(row["failed_at"]),
-        output.text(row["final_error_code"]),
-        output.text(row["requeued_saga_id"]),
-    )
+    ids = (str(row[name]) for name in ("id", "event_id", "subscription_id"))
+    error, requeued_as = output.text(row["final_error_code"]), output.text(row["requeued_saga_id"])
+    return (*ids, output.time_cell(row["failed_at"]), error, requeued_as)
 
 
 def _facts(letter: Mapping[str, msgspec.Raw]) -> Iterator[tuple[str, output.Cell]]:

@@ -39,21 +39,18 @@ def command() -> None:
     type=click.Choice([status.value for status in SagaStatus]),
     help="Only deliveries with this status.",
 )
-@click.option("--subscription", type=row_id, metavar="ID", help="Only deliveries to this subscription.")
-@click.option("--event", type=event_id, metavar="ID", help="Only deliveries of this event.")
+@click.option(
+    "--subscription",
+    "subscription_id",
+    type=row_id,
+    metavar="ID",
+    help="Only deliveries to this subscription.",
+)
+@click.option("--event", "event_id", type=event_id, metavar="ID", help="Only deliveries of this event.")
 @listing_options
 @asks_daemon
-def list_(
-    client: Client,
-    *,
-    status: str | None,
-    subscription: int | None,
-    event: int | None,
-    limit: int | None,
-    as_json: bool,
-) -> None:
+def list_(client: Client, *, limit: int | None, as_json: bool, **query: Any) -> None:
     """List deliveries, newest first."""
-    query = {"status": status, "subscription_id": subscription, "event_id": event}
     output.list_rows(
         client.rows("/v1/deliveries", query, one_more(limit)),
         ["id", "event", "subscription", "status", "attempts", "changed", "next attempt or error"],
@@ -95,26 +92,22 @@ def _cells(row: Mapping[str, Any]) -> output.Row:
         last = output.time_cell(row["next_attempt_at"])
     else:
         last = output.text(_error(row))
-    return (
-        str(row["id"]),
-        str(row["event_id"]),
-        str(row["subscription_id"]),
-        output.state(row["status"]),
-        str(row["attempt_count"]),
-        output.time_cell(row["updated_at"]),
-        last,
-    )
+    ids = (str(row[name]) for name in ("id", "event_id", "subscription_id"))
+    status, attempts = output.state(row["status"]), str(row["attempt_count"])
+    return (*ids, status, attempts, output.time_cell(row["updated_at"]), last)
 
 
 def _delivery_parts(saga: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield output.line(f"delivery {saga['id']}  ", output.state(saga["status"]), f"  {_described(saga)}")
+    yield _headline(f"delivery {saga['id']}", saga["status"])
     yield output.fields([*_why(saga), *_facts(saga)])
     yield output.heading("Attempts")
-    attempts = saga.get("attempts") or []
-    if not attempts:
-        yield "none yet"
-        return
-    yield output.table(["#", "when", "duration", "result", "response"], map(_attempt_cells, attempts))
+    attempts = map(_attempt_cells, saga["attempts"])
+    columns = ["#", "when", "duration", "result", "response"]
+    yield output.table(columns, attempts) if saga["attempts"] else "none yet"
+
+
+def _headline(what: str, status: str) -> RenderableType:
+    return output.line(f"{what}  ", output.state(status), f"  {_DESCRIPTIONS.get(status, '')}")
 
 
 def _facts(saga: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
@@ -136,12 +129,7 @@ def _error(saga: Mapping[str, Any]) -> str | None:
 
 def _why(saga: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
     """Yield the daemon's explanation, and what happens next."""
-    if saga.get("explanation"):
-        yield "why", output.text(saga["explanation"])
-    elif saga.get("reason"):
-        yield "why", output.text(saga["reason"])
-    elif saga.get("held"):
-        yield "why", HELD
+    yield "why", output.text(saga["explanation"])
     if saga["status"] == SagaStatus.PENDING_RETRY and saga.get("next_attempt_at"):
         yield "next attempt", output.time_field(saga["next_attempt_at"])
     if saga.get("buried_as") and saga.get("reason") != "requeued":
@@ -185,11 +173,7 @@ def _event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
     if not deliveries:
         yield "\nNo subscription to this event type."
     for delivery in deliveries:
-        yield output.line(
-            f"\nsubscription {delivery['subscription_id']}  ",
-            output.state(delivery["status"]),
-            f"  {_described(delivery)}",
-        )
+        yield _headline(f"\nsubscription {delivery['subscription_id']}", delivery["status"])
         yield output.fields(_event_delivery_fields(delivery))
     if known.get("more_deliveries"):
         yield f"\nThere are more deliveries: webhookd deliveries list --event {known['id']}"
@@ -203,7 +187,3 @@ def _event_delivery_fields(delivery: Mapping[str, Any]) -> Iterator[tuple[str, o
         yield "delivery", f"{delivery['saga_id']}, attempts: {delivery['attempt_count']}"
     if error := _error(delivery):
         yield "error", output.text(error)
-
-
-def _described(saga: Mapping[str, Any]) -> str:
-    return _DESCRIPTIONS.get(saga["status"], "")

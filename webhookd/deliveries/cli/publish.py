@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, json_option, read_bounded
+from webhookd.cli.options import example, given, json_option, read_bounded
 from webhookd.core.errors import RequestRefused, WebhookdError
 from webhookd.core.limits import MAX_BATCH_EVENTS, MAX_PAYLOAD_BYTES
 
@@ -76,9 +76,7 @@ def command(
         raise click.UsageError("EVENT_TYPE and PAYLOAD are required: PAYLOAD is JSON, @FILE, or - for stdin")
     event = {"event_type": event_type, "payload": _payload(payload)}
     optional = {"idempotency_key": idempotency_key, "correlation_id": correlation_id}
-    answer = client.post(
-        "/v1/events", event | {key: value for key, value in optional.items() if value is not None}
-    )
+    answer = client.post("/v1/events", event | given(optional))
     if as_json:
         output.show_json(answer.body)
         return
@@ -103,13 +101,12 @@ def _payload(text: str) -> msgspec.Raw:
         ) from error
 
 
-class Published:
+class Published(msgspec.Struct):
     """Counts what was published so far."""
 
-    def __init__(self) -> None:
-        self.events = 0
-        self.duplicates = 0
-        self.last_line = 0
+    events: int = 0
+    duplicates: int = 0
+    last_line: int = 0
 
     def summary(self) -> str:
         if not self.events:

@@ -8,7 +8,7 @@ import click
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, json_option, listing_options, one_more, read_bounded, row_id
+from webhookd.cli.options import example, given, json_option, listing_options, one_more, read_bounded, row_id
 from webhookd.cli.text import escaped
 from webhookd.core.limits import MAX_ATTEMPTS, MAX_DELAY_SECONDS
 
@@ -67,17 +67,8 @@ def command() -> None:
 @click.option("--verified/--unverified", default=None, help="Only verified, or only unverified ones.")
 @listing_options
 @asks_daemon
-def list_(
-    client: Client,
-    *,
-    event_type: str | None,
-    active: bool | None,
-    verified: bool | None,
-    limit: int | None,
-    as_json: bool,
-) -> None:
+def list_(client: Client, *, limit: int | None, as_json: bool, **query: Any) -> None:
     """List subscriptions, newest first."""
-    query = {"event_type": event_type, "active": _flag(active), "verified": _flag(verified)}
     output.list_rows(
         client.rows("/v1/subscriptions", query, one_more(limit)),
         ["id", "event type", "state", "health", "callback URL"],
@@ -117,7 +108,7 @@ def create(client: Client, *, as_json: bool, **options: Any) -> None:
 
     The secret is shown only once. Nothing is delivered until the endpoint is verified: see `verify`.
     """
-    answer = client.post("/v1/subscriptions", _given(options))
+    answer = client.post("/v1/subscriptions", given(options))
     _print(answer, as_json=as_json)
     if not as_json:
         click.echo(SHOWN_ONCE, err=True)
@@ -147,7 +138,7 @@ def change(
     **options: Any,
 ) -> None:
     """Change a subscription. New headers replace all previous headers."""
-    changes = _given(options)
+    changes = given(options)
     if no_headers:
         changes.setdefault("headers", {})
     if default_policy:
@@ -232,10 +223,7 @@ def _health(health: Mapping[str, Any]) -> output.Cell:
 
 
 def _print(answer: Any, *, as_json: bool) -> None:
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        output.show(output.fields(_facts(answer.value)))
+    output.show_answer(answer, lambda answer: [output.fields(_facts(answer.value))], as_json=as_json)
 
 
 def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
@@ -254,14 +242,6 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
     yield "description", output.text(row["description"])
     yield "created", output.time_field(row["created_at"])
     yield "changed", output.time_field(row["updated_at"])
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _flag(value: bool | None) -> str | None:
-    return None if value is None else str(value).lower()
 
 
 def _headers(lines: tuple[str, ...], file: str | None) -> dict[str, str] | None:
