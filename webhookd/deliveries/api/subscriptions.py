@@ -34,6 +34,10 @@ from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage,
 from webhookd.outbound.urls import UrlProblem, UrlProblemCode, check_callback_url
 from webhookd.wakeups import Work
 
+CREATED = 201
+_PATH = "/v1/subscriptions/{id:[0-9]+}"
+_ENDPOINT_PROBLEMS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
+
 Secret: TypeAlias = Annotated[
     str,
     Meta(examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="], description="shown only in this response"),
@@ -205,11 +209,6 @@ def _failed(detail: str, error_code: str, outcome: Outcome) -> Problem:
         response_status=outcome.response_status,
         duration_ms=outcome.duration_ms,
     )
-
-
-CREATED = 201
-_PATH = "/v1/subscriptions/{id:[0-9]+}"
-_ENDPOINT_PROBLEMS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
 
 
 class Subscriptions(DatabaseResource):

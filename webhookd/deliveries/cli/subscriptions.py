@@ -21,22 +21,21 @@ _SECRET_WORDS = ("auth", "cookie", "key", "pass", "secret", "signature", "token"
 
 subscription_id = click.argument("subscription_id", metavar="ID", type=row_id)
 subscription_ids = click.argument("subscription_ids", metavar="ID...", type=row_id, nargs=-1, required=True)
-max_attempts = click.option(
-    "--max-attempts",
-    type=click.IntRange(1, MAX_ATTEMPTS),
-    help="Maximum number of attempts (default: the daemon's retry.max_attempts).",
-)
-base_delay_seconds = click.option(
-    "--base-delay-seconds",
-    type=click.FloatRange(0, MAX_DELAY_SECONDS),
-    help="Delay after the first failure (default: the daemon's retry.base_delay_seconds).",
-)
-description = click.option("--description", help="A text for people.")
 
 
-def header_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --header and --header-file, and pass `headers`: a dict, or None if neither is given."""
+def setting_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the settings of a subscription. `headers` is a dict, or None if no header is given."""
 
+    @click.option(
+        "--max-attempts",
+        type=click.IntRange(1, MAX_ATTEMPTS),
+        help="Maximum number of attempts (default: the daemon's retry.max_attempts).",
+    )
+    @click.option(
+        "--base-delay-seconds",
+        type=click.FloatRange(0, MAX_DELAY_SECONDS),
+        help="Delay after the first failure (default: the daemon's retry.base_delay_seconds).",
+    )
     @click.option(
         "--header",
         "lines",
@@ -49,6 +48,7 @@ def header_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="FILE",
         help="Read headers from this file, one per line, or from stdin with -. Use it for secret values.",
     )
+    @click.option("--description", help="A text for people.")
     @functools.wraps(command)
     def wrapped(*arguments: Any, lines: tuple[str, ...], header_file: str | None, **others: Any) -> None:
         command(*arguments, headers=_headers(lines, header_file), **others)
@@ -97,10 +97,7 @@ def show(client: Client, *, subscription_id: int, as_json: bool) -> None:
 )
 @click.argument("event_type")
 @click.argument("callback_url")
-@max_attempts
-@base_delay_seconds
-@header_options
-@description
+@setting_options
 @json_option
 @asks_daemon
 def create(client: Client, *, as_json: bool, **options: Any) -> None:
@@ -120,10 +117,7 @@ def create(client: Client, *, as_json: bool, **options: Any) -> None:
 )
 @subscription_id
 @click.option("--callback-url", help="New URL for deliveries; it must be verified again.")
-@max_attempts
-@base_delay_seconds
-@header_options
-@description
+@setting_options
 @click.option("--no-headers", is_flag=True, help="Remove all headers.")
 @click.option("--default-policy", is_flag=True, help="Use the daemon's retry settings.")
 @json_option
