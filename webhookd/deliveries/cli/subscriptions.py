@@ -69,8 +69,9 @@ def command() -> None:
 @asks_daemon
 def list_(client: Client, *, limit: int | None, as_json: bool, **query: Any) -> None:
     """List subscriptions, newest first."""
+    flags = {name: str(query[name]).lower() for name in ("active", "verified") if query[name] is not None}
     output.list_rows(
-        client.rows("/v1/subscriptions", query, one_more(limit)),
+        client.rows("/v1/subscriptions", query | flags, one_more(limit)),
         ["id", "event type", "state", "health", "callback URL"],
         _cells,
         limit=limit,
