@@ -19,9 +19,9 @@ from typing import Self
 from webhookd.core.errors import ConfigurationError
 from webhookd.outbound.addresses import AddressPolicy, DialCounters, Guard, IPAddress
 from webhookd.outbound.dialling import Dialler, Lookup, Names, SystemLookup
+from webhookd.outbound.endpoint import Origin, head_of, target_of
 from webhookd.outbound.exchange import Exchange, Response
 from webhookd.outbound.outcome import SUCCESS, Failure, Outcome, RequestFailed, retry_after_seconds
-from webhookd.outbound.urls import Origin, head_of, target_of
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from typing import Any
 import aiohappyeyeballs
 
 from webhookd.outbound.addresses import AddressBlocked, AddressInfo, Guard
+from webhookd.outbound.endpoint import Origin
 from webhookd.outbound.exchange import Exchange
 from webhookd.outbound.outcome import Failure, RequestFailed
-from webhookd.outbound.urls import Origin
 
 log = logging.getLogger(__name__)
 

@@ -43,24 +43,6 @@ class Response(NamedTuple):
 class Exchange(asyncio.Protocol):
     """Our end of a verified TLS connection. The creator closes it."""
 
-    __slots__ = (
-        "_body_bytes",
-        "_error",
-        "_excerpt",
-        "_has_excess",
-        "_headers",
-        "_is_complete",
-        "_is_new_status",
-        "_loop",
-        "_max_response_bytes",
-        "_over",
-        "_parser",
-        "_received_bytes",
-        "_status",
-        "_transport",
-        "_writable",
-    )
-
     def __init__(self, loop: asyncio.AbstractEventLoop, max_response_bytes: int) -> None:
         self._loop: Final = loop
         self._max_response_bytes: Final = max_response_bytes

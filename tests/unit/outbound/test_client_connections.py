@@ -31,8 +31,8 @@ from webhookd.outbound import client as client_module
 from webhookd.outbound import dialling
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient
+from webhookd.outbound.endpoint import target_of
 from webhookd.outbound.exchange import Exchange
-from webhookd.outbound.urls import target_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 

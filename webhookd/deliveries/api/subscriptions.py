@@ -18,10 +18,9 @@ from webhookd.http.responses import json_response, list_response
 from webhookd.http.routes import DatabaseResource, QueryRunner, route
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
-from webhookd.outbound.headers import HeaderProblem, HeaderProblemCode, check_headers
+from webhookd.outbound.endpoint import EndpointCode, EndpointProblem, check_callback_url, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage, sign
-from webhookd.outbound.urls import UrlProblem, UrlProblemCode, check_callback_url
 from webhookd.wakeups import Work
 
 # A verification may take as long as a delivery; the client reserves this many connections for them.
@@ -72,7 +71,7 @@ def _headers(started: Challenge, timestamp: int, body: bytes) -> Mapping[str, st
     """Return the headers, signed like those of a delivery. The id reveals only the start of the challenge."""
     message_id = f"ver_{started.challenge[:16]}"
     headers = check_headers(msgspec.json.decode(started.headers, type=dict[str, str]))
-    if isinstance(headers, HeaderProblem):  # the row was not written by this API
+    if isinstance(headers, EndpointProblem):  # the row was not written by this API
         raise invalid(f"the subscription's headers cannot be sent: {headers.detail}", "verification_failed")
     return headers | {
         "webhook-id": message_id,
@@ -127,7 +126,7 @@ def _failed(detail: str, error_code: str, outcome: Outcome) -> Problem:
 
 CREATED = 201
 _PATH = "/v1/subscriptions/{id:[0-9]+}"
-_ENDPOINT_PROBLEMS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
+_ENDPOINT_PROBLEMS = tuple((422, code.value) for code in EndpointCode)
 
 
 class Subscriptions(DatabaseResource):
@@ -271,14 +270,14 @@ class Subscriptions(DatabaseResource):
 
     def _checked_url(self, text: str) -> str:
         checked = check_callback_url(text, AddressPolicy.of(self._settings().delivery.networks))
-        if isinstance(checked, UrlProblem):
+        if isinstance(checked, EndpointProblem):
             raise invalid(f"callback_url {checked.detail}", checked.code.value)
-        return checked.text
+        return checked
 
 
 def _checked_headers(headers: Mapping[str, str]) -> str:
     """Return the headers as the JSON to store."""
     checked = check_headers(headers)
-    if isinstance(checked, HeaderProblem):
+    if isinstance(checked, EndpointProblem):
         raise invalid(f"headers: {checked.detail}", checked.code.value)
     return msgspec.json.encode(checked).decode()
