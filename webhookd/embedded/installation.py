@@ -52,13 +52,10 @@ class Installation:
         return str(self.bin_folder / name)
 
     def runnable_by(self, account: Account | None, copy_folder: Path) -> "Installation":
-        """Return this installation, or a copy of it if the account cannot run this one.
-
-        An existing copy is reused, so the name of its folder should identify the version.
-        """
+        """Return this installation, or a copy of it if the account cannot run this one."""
         if can_run(self, account):
             return self
-        return self._copied_to(copy_folder)
+        return self.copied_to(copy_folder)
 
     @contextlib.contextmanager
     def with_shell_safe_path(self) -> Iterator["Installation"]:
@@ -73,9 +70,10 @@ class Installation:
         # /tmp and not TMPDIR: root's own may be closed to the account, or have such a path itself.
         with tempfile.TemporaryDirectory(prefix="webhookd-programs-", dir="/tmp") as folder:
             Path(folder).chmod(0o755)
-            yield self._copied_to(Path(folder) / "copy")
+            yield self.copied_to(Path(folder) / "copy")
 
-    def _copied_to(self, copy_folder: Path) -> "Installation":
+    def copied_to(self, copy_folder: Path) -> "Installation":
+        """Copy it. An existing copy is reused, so the name of its folder should identify the version."""
         if not copy_folder.exists():
             # Under another name until the copy is complete.
             unfinished = copy_folder.with_name(f"{copy_folder.name}.new")
