@@ -17,6 +17,7 @@ from webhookd.core.errors import DatabaseUnavailable
 from webhookd.core.settings import Scope
 from webhookd.db.connection import Connection
 from webhookd.db.pool import Pool
+from webhookd.http.fields import Id, Uuid
 
 Result = TypeVar("Result")
 
@@ -138,9 +139,8 @@ class Route:
         return "{id}" in self.template
 
     @property
-    def has_uuid(self) -> bool:
-        """Whether its id is that of a job or workflow."""
-        return UUID_ID in self.path
+    def id_type(self) -> Any:
+        return Uuid if UUID_ID in self.path else Id
 
     @property
     def refuses_queries(self) -> bool:
