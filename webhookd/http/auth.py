@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from webhookd.core.settings import Scope, Settings, Token
-from webhookd.http.problems import Problem
+from webhookd.http.responses import Problem
 
 ACTOR = "actor"  # the request's key for the token's name
 ANONYMOUS = "api"  # the actor where no token is required

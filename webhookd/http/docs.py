@@ -16,8 +16,7 @@ from webhookd import __version__
 from webhookd.http import openapi, responses
 from webhookd.http.openapi import Schema, Schemas
 from webhookd.http.pages import Markup, Part, element, joined, links, page, page_response, table
-from webhookd.http.problems import not_found
-from webhookd.http.responses import HEADERS, encoded
+from webhookd.http.responses import HEADERS, encoded, not_found
 from webhookd.http.routes import HTML, JSON, Resource, Route, route
 
 _CODE = re.compile(r"`([^`]+)`")

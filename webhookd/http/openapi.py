@@ -9,8 +9,8 @@ import msgspec
 from webhookd import __version__
 from webhookd.core.settings import ApiSettings
 from webhookd.http import responses
-from webhookd.http.problems import PROBLEM_JSON, Problem
 from webhookd.http.requests import BODY_TIMEOUT_SECONDS, MAX_DEPTH
+from webhookd.http.responses import PROBLEM_JSON, Problem
 from webhookd.http.routes import HTML, JSON, Route
 from webhookd.http.server import HEADERS_TIMEOUT_SECONDS
 

@@ -158,7 +158,10 @@ class Dialler:
         the handshake continues in the background, and its connection is closed when it ends.
         """
         loop = asyncio.get_running_loop()
-        dialled = await self._connect(await self._addresses(origin))
+        try:
+            dialled = await self._connect(await self._addresses(origin))
+        except AddressBlocked as error:
+            raise RequestFailed(Failure.ADDRESS_BLOCKED, error.strerror or "") from None
         handshake = loop.create_task(
             loop.create_connection(
                 lambda: Exchange(loop, max_response_bytes),
@@ -197,10 +200,7 @@ class Dialler:
         if _NUMERIC_HOST.fullmatch(origin.host):
             raise RequestFailed(Failure.ADDRESS_BLOCKED, "a number as a host")
         resolved = await self._names.addresses(*origin)
-        try:
-            return [_info(address, origin.port) for address in self._guard.permitted(resolved, origin.port)]
-        except AddressBlocked as error:
-            raise _blocked(error) from None
+        return [_info(address, origin.port) for address in self._guard.permitted(resolved, origin.port)]
 
     async def _connect(self, addresses: list[AddressInfo]) -> socket.socket:
         try:
@@ -210,8 +210,8 @@ class Dialler:
                 interleave=1,
                 socket_factory=self._guard.make_socket,
             )
-        except AddressBlocked as error:
-            raise _blocked(error) from None
+        except AddressBlocked:
+            raise
         except OSError as error:
             if error.errno in _LOCAL_SHORTAGE:
                 log.exception("this machine cannot open a connection")
@@ -224,10 +224,6 @@ class Dialler:
 def _abort(handshake: "asyncio.Task[tuple[asyncio.Transport, Exchange]]") -> None:
     if not handshake.cancelled() and handshake.exception() is None:
         handshake.result()[0].abort()
-
-
-def _blocked(error: AddressBlocked) -> RequestFailed:
-    return RequestFailed(Failure.ADDRESS_BLOCKED, error.strerror or "")
 
 
 def _info(address: str, port: int) -> AddressInfo:

@@ -35,9 +35,8 @@ class Response(NamedTuple):
 
     def header(self, name: bytes) -> str | None:
         """Return the first header with this name, which is in lower case."""
-        values = (value for given, value in self.headers if given.lower() == name)
-        value = next(values, None)
-        return None if value is None else value.decode("latin-1")
+        values = (value.decode("latin-1") for given, value in self.headers if given.lower() == name)
+        return next(values, None)
 
 
 class Exchange(asyncio.Protocol):

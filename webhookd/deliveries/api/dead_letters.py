@@ -5,9 +5,8 @@ from aiohttp import web
 from webhookd.deliveries import dead_letters, reads
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.dead_letters import Filter
-from webhookd.http.problems import Problem, not_found
 from webhookd.http.requests import Nothing, path_id, read_json, read_optional_json, read_query
-from webhookd.http.responses import json_response, list_response, raw_json
+from webhookd.http.responses import Problem, json_response, list_response, not_found, raw_json
 from webhookd.http.routes import DatabaseResource, route
 from webhookd.wakeups import Work
 

@@ -7,9 +7,8 @@ from webhookd.db.paging import Row
 from webhookd.deliveries import reads
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.explain import Limits
-from webhookd.http.problems import not_found
 from webhookd.http.requests import given, path_id, read_query
-from webhookd.http.responses import json_response, list_response
+from webhookd.http.responses import json_response, list_response, not_found
 from webhookd.http.routes import DatabaseResource, route
 
 

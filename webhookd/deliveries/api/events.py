@@ -9,7 +9,6 @@ from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.api.deliveries import limits_of
 from webhookd.deliveries.ingest import SINGLE_LOCK_TIMEOUT_SECONDS, GroupCommit
 from webhookd.http.fields import KeyHeader
-from webhookd.http.problems import invalid, not_found
 from webhookd.http.requests import (
     KEY_HEADER,
     agreed_key,
@@ -20,7 +19,7 @@ from webhookd.http.requests import (
     read_json,
     read_query,
 )
-from webhookd.http.responses import json_response, list_response, raw_json
+from webhookd.http.responses import invalid, json_response, list_response, not_found, raw_json
 from webhookd.http.routes import DatabaseResource, QueryRunner, route
 
 ACCEPTED = 202

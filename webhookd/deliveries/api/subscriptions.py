@@ -12,9 +12,8 @@ from webhookd.db.paging import Row
 from webhookd.deliveries import reads, subscriptions
 from webhookd.deliveries.api import requests, responses
 from webhookd.deliveries.subscriptions import Challenge
-from webhookd.http.problems import Problem, invalid, not_found, unavailable
 from webhookd.http.requests import Nothing, given, path_id, read_json, read_optional_json, read_query
-from webhookd.http.responses import json_response, list_response
+from webhookd.http.responses import Problem, invalid, json_response, list_response, not_found, unavailable
 from webhookd.http.routes import DatabaseResource, QueryRunner, route
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
