@@ -57,6 +57,7 @@ def render(routes: Sequence[Route], schemas: Schemas) -> str:
     for found in routes:
         groups.setdefault(openapi.tag(found), []).append(found)
     brand = element("span", "webhookd", element("small", __version__), class_="brand")
+    openapi_link = element("a", "/openapi.json", href="/openapi.json")
     contents, operations = [], []
     for name, group in groups.items():
         title = name.replace("-", " ")
@@ -71,11 +72,7 @@ def render(routes: Sequence[Route], schemas: Schemas) -> str:
         element("pre", _json(not_found("event", 42).document)),
         element("h2", "Authentication"),
         _paragraphs(openapi.BEARER),
-        element(
-            "p",
-            "The same document as OpenAPI 3.1, for programs: ",
-            element("a", "/openapi.json", href="/openapi.json"),
-        ),
+        element("p", "The same document as OpenAPI 3.1, for programs: ", openapi_link),
         *operations,
     )
     return page(

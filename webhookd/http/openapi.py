@@ -184,15 +184,15 @@ def responses_of(route: Route, schemas: Schemas) -> Schema:
 
 
 def _problems(route: Route, schemas: Schemas) -> Schema:
-    shown_as_page = _SHOWN_AS_PAGE if route.media_type == HTML else ()
     return {
-        str(status): _problem(status, codes, schemas, as_page=status in shown_as_page)
+        str(status): _problem(route, status, codes, schemas)
         for status, codes in route.problems.items()
         if status not in route.other_responses
     }
 
 
-def _problem(status: int, codes: list[str], schemas: Schemas, *, as_page: bool) -> Schema:
+def _problem(route: Route, status: int, codes: list[str], schemas: Schemas) -> Schema:
+    as_page = route.media_type == HTML and status in _SHOWN_AS_PAGE
     exact: Schema = {"properties": {"status": {"const": status}, "code": {"enum": codes}}}
     content = {
         "schema": {"allOf": [schemas.of(responses.ProblemDocument), exact]},

@@ -22,6 +22,8 @@ from webhookd.http.fields import Id, Uuid
 HEADERS = {"Server": "webhookd", "X-Content-Type-Options": "nosniff"}
 PROBLEM_JSON = "application/problem+json"
 
+raw_json = orjson.Fragment  # marks text as JSON, so that it is embedded unchanged
+
 Metrics: TypeAlias = Annotated[str, Meta(examples=["webhookd_events_accepted_total 3.0\n"])]
 Document: TypeAlias = Annotated[dict[str, Any], Meta(examples=[{"openapi": "3.1.0"}])]
 Html: TypeAlias = Annotated[str, Meta(examples=["<!doctype html>…"])]
@@ -73,11 +75,6 @@ def list_response(rows: Sequence[Row], limit: int, key: str = "id") -> web.Respo
     """Return one page of a list. `rows` has one row more than `limit` if there is a next page."""
     items = rows[:limit]
     return json_response({"items": items, "next_cursor": items[-1][key] if len(rows) > limit else None})
-
-
-def raw_json(text: str) -> orjson.Fragment:
-    """Mark text as JSON, so that it is embedded unchanged."""
-    return orjson.Fragment(text)
 
 
 def _plain(value: object) -> str:

@@ -192,7 +192,6 @@ class Connections:
             self.close()
 
     def close(self) -> None:
-        """Close every connection, including those with a request in flight."""
         self.is_closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -214,14 +213,10 @@ class Connections:
                 return exchange
             exchange.close()
         if self._in_flight + self._idle_count > self._max_connections and self._idle_count:
-            self._close_oldest()
+            longest_idle = min((idle for idle in self._idle.values() if idle), key=lambda idle: idle[0][0])
+            longest_idle.pop(0)[1].close()
+            self._idle_count -= 1
         return None
-
-    def _close_oldest(self) -> None:
-        longest_idle = min((idle for idle in self._idle.values() if idle), key=lambda idle: idle[0][0])
-        _, exchange = longest_idle.pop(0)
-        self._idle_count -= 1
-        exchange.close()
 
     def _give_back(self, origin: Origin, exchange: Exchange) -> None:
         if not exchange.is_reusable:

@@ -264,7 +264,8 @@ def _name(text: str, policy: AddressPolicy) -> str:
     if _NUMERIC_LABEL.fullmatch(labels[-1]):
         raise _InvalidUrl(EndpointCode.HOST, "has a number as its host")
     private = len(labels) == 1 or labels[-1] in _PRIVATE_TOP_LEVELS
-    if private and not policy.allows_private_names:
+    # An operator who allows a private network also wants to use its private names.
+    if private and not policy.allow_networks:
         raise _InvalidUrl(EndpointCode.HOST, "has a host that is not a public name")
     return name
 

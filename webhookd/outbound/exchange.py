@@ -103,7 +103,9 @@ class Exchange(asyncio.Protocol):
             self._over = None
             if not is_sent:
                 self._has_excess = True  # the endpoint would read the next request as the rest of this one
-        return self._response()
+        if self._status is None:
+            raise self._error or RuntimeError("an exchange ended with neither a response nor an error")
+        return Response(self._status, self._headers, bytes(self._excerpt))
 
     async def _write_in_pieces(
         self, transport: asyncio.Transport, over: "asyncio.Future[None]", head: bytes, body: bytes
@@ -120,11 +122,6 @@ class Exchange(asyncio.Protocol):
             else:
                 await asyncio.sleep(0)
         return True
-
-    def _response(self) -> Response:
-        if self._status is None:
-            raise self._error or RuntimeError("an exchange ended with neither a response nor an error")
-        return Response(self._status, self._headers, bytes(self._excerpt))
 
     def close(self) -> None:
         """Close with an orderly TLS shutdown."""
