@@ -73,7 +73,7 @@ def test_inaccessible_installation_is_copied(tmp_path: Path) -> None:
         folder.chmod(0o755)
     umask = os.umask(0)
     try:
-        copy = installation.runnable_by(account, tmp_path / "copy")
+        copy = installation.copied_to(tmp_path / "copy")
     finally:
         os.umask(umask)
     assert copy.bin_folder == tmp_path / "copy" / "closed" / "bin"

@@ -16,8 +16,7 @@ from webhookd.core.settings import Settings
 from webhookd.http import fields
 from webhookd.jobqueue import fields as job_fields
 from webhookd.outbound.addresses import AddressPolicy
-from webhookd.outbound.headers import HeaderProblem, check_headers
-from webhookd.outbound.urls import UrlProblem, check_callback_url
+from webhookd.outbound.endpoint import EndpointProblem, check_callback_url, check_headers
 
 if TYPE_CHECKING:
     from tests.support.database import Connection, Database
@@ -69,12 +68,12 @@ def of_setting(section: str, key: str) -> Accepts:
 
 def accepts_url(url: str) -> bool:
     """Check with the parser of callback URLs."""
-    return not isinstance(check_callback_url(url, AddressPolicy.of(())), UrlProblem)
+    return not isinstance(check_callback_url(url, AddressPolicy.of(())), EndpointProblem)
 
 
 def accepts_header_value(headers: str) -> bool:
     """Check with the parser of custom headers."""
-    return not isinstance(check_headers(msgspec.json.decode(headers, type=dict[str, str])), HeaderProblem)
+    return not isinstance(check_headers(msgspec.json.decode(headers, type=dict[str, str])), EndpointProblem)
 
 
 def publish(**given: str) -> str:

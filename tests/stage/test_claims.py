@@ -10,7 +10,7 @@ from tests.support.job_queue import JobQueue
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 from webhookd.core.settings import ServicesSettings, Settings
 from webhookd.http import routes
-from webhookd.http.problems import Problem
+from webhookd.http.responses import Problem
 from webhookd.http.routes import QueryRunner
 from webhookd.jobqueue.api import leases
 from webhookd.jobqueue.api.leases import ClaimResult, WaitingClaims

@@ -30,6 +30,7 @@ from tests.support import scram
 from webhookd.embedded.installation import (
     Account,
     Installation,
+    can_run,
     restrict_to,
     server_account,
     setting_arguments,
@@ -175,7 +176,8 @@ class LocalServer(Server):
         try:
             self._account = server_account()
             self._folder = make_folder(self._account, in_memory=not self._durable and memory_has_room())
-            self._installation = self._installation.runnable_by(self._account, self._folder / "installation")
+            if not can_run(self._installation, self._account):
+                self._installation = self._installation.copied_to(self._folder / "installation")
             self._initialize(self._folder)
             self._launch(self._folder)
         except BaseException:

@@ -14,7 +14,7 @@ from webhookd.core.settings import DeliverySettings, ServicesSettings, Settings
 from webhookd.http import requests, server
 from webhookd.http.requests import Nothing
 from webhookd.http.responses import json_response
-from webhookd.http.site import check_expectation, errors_to_problems
+from webhookd.http.server import check_expectation, errors_to_problems
 
 SHORT_SECONDS = 0.2
 SETTINGS = Settings(services=ServicesSettings(shutdown_grace_seconds=1.0))

@@ -14,7 +14,7 @@ from webhookd.deliveries.ingest import GroupCommit
 from webhookd.http.docs import Documents
 from webhookd.http.health import Health
 from webhookd.http.routes import QueryRunner
-from webhookd.http.site import Site
+from webhookd.http.server import Site
 from webhookd.jobqueue.api.jobs import Jobs, JobWorkflows
 from webhookd.jobqueue.api.leases import JobLeases, WaitingClaims
 from webhookd.jobqueue.api.operate import JobQueueSwitch

@@ -46,8 +46,7 @@ from webhookd.deliveries.router import Router
 from webhookd.deliveries.starter import Starter
 from webhookd.deliveries.worker import Worker
 from webhookd.http.health import Health
-from webhookd.http.server import SHUTDOWN_SHARE, listening_socket, raise_file_limit
-from webhookd.http.site import Site
+from webhookd.http.server import SHUTDOWN_SHARE, Site, listening_socket, raise_file_limit
 from webhookd.jobqueue.keeper import JobKeeper
 from webhookd.outbound.client import GuardedClient
 from webhookd.wakeups import WakeUps, Work

@@ -10,7 +10,7 @@ import msgspec
 from webhookd.context import Context
 from webhookd.deliveries.attempts import Lease, Message, Report
 from webhookd.outbound.client import GuardedClient
-from webhookd.outbound.headers import HeaderProblem, check_headers
+from webhookd.outbound.endpoint import EndpointProblem, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import sign
 
@@ -113,7 +113,7 @@ def build_request(lease: Lease, message: Message, timestamp: int) -> Request:
 @lru_cache(maxsize=1024)  # few subscriptions are active at a time, and most have no headers
 def _custom_headers(stored: str) -> dict[str, str]:
     headers = check_headers(msgspec.json.decode(stored, type=dict[str, str]))
-    if isinstance(headers, HeaderProblem):
+    if isinstance(headers, EndpointProblem):
         # The API stores none of these, but a row may come from elsewhere, and some headers frame the request.
         raise ValueError(f"the subscription's headers cannot be sent: {headers.detail}")  # noqa: TRY004
     return headers

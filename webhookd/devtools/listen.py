@@ -27,9 +27,9 @@ from webhookd.core.limits import HIGHEST_PORT
 from webhookd.devtools import listen_output
 from webhookd.devtools.receiver import Arrival, Behaviour, ReceivedWebhooks, receiving
 from webhookd.local_certificate import LocalCertificate
+from webhookd.outbound.endpoint import EndpointCode
 from webhookd.outbound.outcome import Failure
 from webhookd.outbound.signatures import sign
-from webhookd.outbound.urls import UrlProblemCode
 
 # Fixed, so that the subscription of the last start fits again.
 DEFAULT_PORT = 8471
@@ -306,7 +306,7 @@ class Subscriber:
 def _explained(refused: RequestRefused) -> WebhookdError:
     """Say what to do about a refusal, where that is known."""
     error_code = refused.members.get("error_code")
-    if refused.code in (UrlProblemCode.BLOCKED_ADDRESS, UrlProblemCode.HOST):
+    if refused.code in (EndpointCode.BLOCKED_ADDRESS, EndpointCode.HOST):
         return WebhookdError(_NOT_LOCAL)
     if error_code == Failure.ADDRESS_BLOCKED:
         return WebhookdError(_NOT_LOCAL)

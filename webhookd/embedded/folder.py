@@ -17,6 +17,7 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,14 @@ _KNOWN_ENTRIES = frozenset(
         "lost+found",  # in an empty volume
     )
 )
+_INITIALIZE_TIMEOUT_SECONDS = 120
+_INITDB_OPTIONS = (
+    *("--username=postgres", "--auth-local=trust", "--auth-host=reject"),
+    *("--encoding=UTF8", "--locale=C", "--data-checksums", "--no-instructions"),
+)
+# Since this version there is a builtin collation, which does not change with the system's C library, and a
+# single sync for all files: on a busy machine syncing each file took 4.0 s of 6.8 s.
+_BUILTIN_LOCALE_MAJOR = 17
 _ERROR_LINE = re.compile(r"\b(?:FATAL|PANIC|ERROR|error):\s+(.*)")
 
 
@@ -87,13 +96,31 @@ class Folder:
         make_private_folder(folder, self.account)
         return folder
 
-    def new_pgdata(self) -> Path:
-        """Create an empty folder for initdb, which is renamed to pgdata when it is complete."""
-        folder = self.path / "pgdata.new"
-        if folder.exists():
-            shutil.rmtree(folder)
-        make_private_folder(folder, self.account)
-        return folder
+    def initialize(self, installation: Installation, lock: int) -> None:
+        """Run initdb in a temporary folder, and rename it to pgdata when it is complete and on disk.
+
+        initdb inherits the server's lock: if this process is killed, the next start waits until initdb ends.
+        """
+        log_position = self.log_size()
+        new = self.path / "pgdata.new"
+        if new.exists():
+            shutil.rmtree(new)
+        make_private_folder(new, self.account)
+        arguments = [f"--pgdata={new}", *_INITDB_OPTIONS]
+        if installation.major >= _BUILTIN_LOCALE_MAJOR:
+            arguments += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+            arguments += ["--sync-method=syncfs"] * (sys.platform == "linux")
+        with installation.with_shell_safe_path() as programs:
+            process = self.start([programs.program("initdb"), *arguments], pass_fds=(lock,))
+            try:
+                code = process.wait(_INITIALIZE_TIMEOUT_SECONDS)
+            except BaseException:
+                process.terminate()
+                process.wait(PROGRAM_TIMEOUT_SECONDS)
+                raise
+        if code != 0:
+            raise EmbeddedError(f"initdb failed in {self.path}: {self.error_since(log_position)}")
+        new.rename(self.pgdata)
 
     def start(self, command: list[str], pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
         """Start a PostgreSQL program here, as the folder's account, with its output in the log."""
@@ -115,7 +142,7 @@ class Folder:
         for old in programs.iterdir():
             if old != copy:
                 shutil.rmtree(old)
-        return installation.runnable_by(self.account, copy)
+        return installation.copied_to(copy)
 
     def bound_log(self) -> None:
         """Rotate a large log by copy and truncate, because the server keeps the file open."""
@@ -152,7 +179,7 @@ class Lock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self.descriptor)  # a program that inherited it still holds the lock
 
     def share(self) -> None:
         """Take a shared lock; does not block if exclusive locks are only taken by `try_exclusive`."""
@@ -184,10 +211,6 @@ class Lock:
 
     def release(self) -> None:
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Close the descriptor; a program that inherited it still holds the lock."""
-        os.close(self.descriptor)
 
 
 def open_folder(path: Path) -> Folder:

@@ -48,17 +48,7 @@ class Installation:
         return int(re.split(r"\D", self.version)[0])
 
     def program(self, name: str) -> str:
-        """Return the path of a program."""
         return str(self.bin_folder / name)
-
-    def runnable_by(self, account: Account | None, copy_folder: Path) -> "Installation":
-        """Return this installation, or a copy of it if the account cannot run this one.
-
-        An existing copy is reused, so the name of its folder should identify the version.
-        """
-        if can_run(self, account):
-            return self
-        return self._copied_to(copy_folder)
 
     @contextlib.contextmanager
     def with_shell_safe_path(self) -> Iterator["Installation"]:
@@ -73,9 +63,10 @@ class Installation:
         # /tmp and not TMPDIR: root's own may be closed to the account, or have such a path itself.
         with tempfile.TemporaryDirectory(prefix="webhookd-programs-", dir="/tmp") as folder:
             Path(folder).chmod(0o755)
-            yield self._copied_to(Path(folder) / "copy")
+            yield self.copied_to(Path(folder) / "copy")
 
-    def _copied_to(self, copy_folder: Path) -> "Installation":
+    def copied_to(self, copy_folder: Path) -> "Installation":
+        """Copy it. An existing copy is reused, so the name of its folder should identify the version."""
         if not copy_folder.exists():
             # Under another name until the copy is complete.
             unfinished = copy_folder.with_name(f"{copy_folder.name}.new")
@@ -84,7 +75,11 @@ class Installation:
             unfinished.mkdir(mode=0o700)
             for part in self.parts:
                 shutil.copytree(part, unfinished / part.relative_to(self.base), symlinks=True)
-            open_to_all(unfinished)
+            # Every user may read the files and run the programs; only the owner may change them.
+            for path in (unfinished, *unfinished.rglob("*")):
+                if not path.is_symlink():
+                    mode = path.stat().st_mode & 0o777
+                    path.chmod((mode | 0o444 | (0o111 if mode & 0o100 else 0)) & ~0o022)
             unfinished.rename(copy_folder)
         return Installation(
             version=self.version,
@@ -166,14 +161,6 @@ def can_run(installation: Installation, account: Account | None) -> bool:
     except PermissionError:
         return False
     return process.wait(PROGRAM_TIMEOUT_SECONDS) == 0
-
-
-def open_to_all(folder: Path) -> None:
-    """Let every user read the files of a folder and run its programs, and only the owner change them."""
-    for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():
-            mode = path.stat().st_mode & 0o777
-            path.chmod((mode | 0o444 | (0o111 if mode & 0o100 else 0)) & ~0o022)
 
 
 def wheel_installations() -> Iterator[Installation]:

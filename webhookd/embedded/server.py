@@ -33,7 +33,6 @@ from typing import Final
 from urllib.parse import quote
 
 from webhookd.core.errors import EmbeddedError
-from webhookd.embedded.databases import ensure_login, initialize
 from webhookd.embedded.folder import (
     POLL_INTERVAL_SECONDS,
     PORT,
@@ -43,7 +42,13 @@ from webhookd.embedded.folder import (
     open_folder,
     socket_in,
 )
-from webhookd.embedded.installation import Installation, setting_arguments, wheel_installation
+from webhookd.embedded.installation import (
+    PROGRAM_TIMEOUT_SECONDS,
+    Installation,
+    setting_arguments,
+    start_program,
+    wheel_installation,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +71,20 @@ SETTINGS = {
     "log_min_error_statement": "panic",
     "jit": "off",
 }
+# webhookd_app is created before the migrations, which then keep it: the login needs no grant after them.
+CREATE_LOGIN = """
+do $$
+begin
+    if to_regrole('webhookd_app') is null then
+        create role webhookd_app nologin;
+    end if;
+    if to_regrole('webhookd') is null then
+        create role webhookd login;
+    end if;
+    grant webhookd_app to webhookd;
+end
+$$
+"""
 _MAX_PID_FILE_BYTES = 65536
 # Servers left running for other instances: Python warns if a Popen object of a running process is deleted.
 _left_running: list[subprocess.Popen[bytes]] = []
@@ -163,7 +182,7 @@ class EmbeddedServer:
                     f"PostgreSQL is running, but did not become ready in time (see {self._folder.log})"
                 )
             time.sleep(POLL_INTERVAL_SECONDS)
-        self.version = ensure_login(self._folder, installation, self._socket_folder)
+        self._ensure_login(installation)
 
     def stop(self) -> None:
         """Disconnect all clients, and wait until every process of the server has ended."""
@@ -195,7 +214,7 @@ class EmbeddedServer:
         folder.bound_log()
         log_position = folder.log_size()
         if folder.major is None:
-            initialize(folder, installation, lock)
+            folder.initialize(installation, lock)
         self._remove_stale_pid_file()
         self._socket_folder = folder.socket_folder()
         quoted = str(self._socket_folder).replace('"', '""')
@@ -214,6 +233,33 @@ class EmbeddedServer:
             )
         if process.poll() is not None:
             raise EmbeddedError(f"PostgreSQL did not start: {folder.error_since(log_position)}")
+
+    def _ensure_login(self, installation: Installation) -> None:
+        """Create the database and the daemon's login if they are missing."""
+        count = "select count(*) from pg_database where datname = 'webhookd'"
+        [databases, version] = self._psql(installation, CREATE_LOGIN, count, "show server_version")
+        if databases == "0":
+            self._psql(installation, "create database webhookd")
+        self.version = version.split()[0]
+
+    def _psql(self, installation: Installation, *statements: str) -> list[str]:
+        command = [
+            *(installation.program("psql"), "--no-psqlrc", "--quiet", "--tuples-only", "--no-align"),
+            *("--set=ON_ERROR_STOP=1", f"--host={self._socket_folder}", f"--port={PORT}"),
+            *("--username=postgres", "--dbname=postgres", "--no-password"),
+            *(f"--command={statement}" for statement in statements),
+        ]
+        process = start_program(command, self._folder.account, self.folder, subprocess.PIPE)
+        try:
+            output, errors = process.communicate(timeout=PROGRAM_TIMEOUT_SECONDS)
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        if process.returncode != 0:
+            reason = errors.decode(errors="replace").split("\n")[0] or "psql failed"
+            raise EmbeddedError(f"PostgreSQL in {self.folder} cannot be used: {reason}")
+        return output.decode().splitlines()
 
     def _remove_stale_pid_file(self) -> None:
         """Remove a pid file of an unrelated process; refuse a server that was started by hand."""

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from webhookd.core.settings import Scope, Settings, Token
-from webhookd.http.problems import Problem
+from webhookd.http.responses import Problem
 
 ACTOR = "actor"  # the request's key for the token's name
 ANONYMOUS = "api"  # the actor where no token is required
@@ -32,7 +32,14 @@ class Auth:
         """Return the name of the request's token, or raise a Problem."""
         tokens = self._settings().api.tokens
         if not tokens and self._on_loopback:
-            _refuse_other_origins(request)
+            if not _is_local(request):
+                raise Problem(
+                    403,
+                    "forbidden",
+                    "this API has no tokens, so it accepts only requests for localhost or a loopback "
+                    "address, from the same origin",
+                    close=True,
+                )
             return ANONYMOUS
         token = _matching(tokens, request.headers.getall("Authorization", []))
         if token is None:
@@ -63,30 +70,16 @@ def _matching(tokens: tuple[Token, ...], given: list[str]) -> Token | None:
     return found
 
 
-def _refuse_other_origins(request: web.Request) -> None:
-    if _is_foreign(request) or not _is_local(request.host):
-        raise Problem(
-            403,
-            "forbidden",
-            "this API has no tokens, so it accepts only requests for localhost or a loopback address, from "
-            "the same origin",
-            close=True,
-        )
+def _is_local(request: web.Request) -> bool:
+    """Return whether a request is for this machine, and not from a page of another origin.
 
-
-def _is_foreign(request: web.Request) -> bool:
-    """Return whether a page of another origin sends this. An Origin that is not a URL is foreign."""
+    An Origin that is not a URL is another one. A host name other than localhost may be a DNS rebinding.
+    """
     origin = request.headers.get("Origin")
     try:
-        return origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
-    except ValueError:
-        return True
-
-
-def _is_local(host: str) -> bool:
-    """Return whether the host is localhost or a loopback address. Any other name may be a DNS rebinding."""
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
+        if origin is not None and urlsplit(origin).netloc.lower() != request.host.lower():
+            return False
+        name = urlsplit(f"//{request.host}").hostname or ""
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False

@@ -12,11 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
+from webhookd import __version__
 from webhookd.http import openapi, responses
-from webhookd.http.openapi import resolve
+from webhookd.http.openapi import Schema, Schemas
 from webhookd.http.pages import Markup, Part, element, joined, links, page, page_response, table
-from webhookd.http.problems import PROBLEM_JSON, not_found
-from webhookd.http.responses import HEADERS, encoded
+from webhookd.http.responses import HEADERS, encoded, not_found
 from webhookd.http.routes import HTML, JSON, Resource, Route, route
 
 _CODE = re.compile(r"`([^`]+)`")
@@ -30,9 +30,10 @@ class Documents(Resource):
     """The routes /openapi.json and /docs."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        document = openapi.document([*routes, *self.routes()])
-        self._document = encoded(document)
-        self._page = render(document)
+        all_routes = [*routes, *self.routes()]
+        schemas = Schemas(all_routes)
+        self._document = encoded(openapi.document(all_routes, schemas))
+        self._page = render(all_routes, schemas)
 
     @route("GET /openapi.json", None, "Get this document", responses.Document, uses_database=False)
     async def _openapi(self, _: web.Request) -> web.Response:
@@ -44,187 +45,119 @@ class Documents(Resource):
     async def _docs(self, request: web.Request) -> web.Response:
         # A proxy in front may end TLS. No command on the page should send a token without TLS then.
         scheme = "https" if request.headers.get("X-Forwarded-Proto") == "https" else request.scheme
-        return page_response(served_from(self._page, scheme, request.host))
+        # The host comes from the client: check it.
+        host = request.host
+        text = self._page.replace(_ADDRESS, f"{scheme}://{host}") if _HOST.match(host) else self._page
+        return page_response(text)
 
 
-class Operation:
-    """A method on a path, with its part of the OpenAPI document."""
-
-    def __init__(self, method: str, path: str, details: dict[str, Any], document: dict[str, Any]) -> None:
-        self.method = method.upper()
-        self.path = path
-        self.details = details
-        self.document = document
-
-    @property
-    def anchor(self) -> str:
-        return str(self.details["operationId"])
-
-    @property
-    def scope(self) -> str | None:
-        return next((scopes[0] for scheme in self.details["security"] for scopes in scheme.values()), None)
-
-    @property
-    def body(self) -> dict[str, Any] | None:
-        """The JSON request body, unless it is empty."""
-        content = self.details.get("requestBody", {}).get("content", {}).get("application/json")
-        return content if content and content["example"] else None
-
-    @property
-    def example_id(self) -> str:
-        """An example id for the path."""
-        parameters = self.details.get("parameters", [])
-        ids = [found["schema"]["examples"] for found in parameters if found["in"] == "path"]
-        return str(ids[0][0]) if ids else ""
-
-    @property
-    def successes(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Status, media type and content of each successful response."""
-        for status, response in self.details["responses"].items():
-            for media_type, content in response.get("content", {}).items():
-                if media_type != PROBLEM_JSON and "example" in content:
-                    yield status, media_type, content
-
-
-def render(document: dict[str, Any]) -> str:
-    """Return the page for an OpenAPI document."""
-    operations = [
-        Operation(method, path, details, document)
-        for path, methods in document["paths"].items()
-        for method, details in methods.items()
-    ]
-    groups: dict[str, list[Operation]] = {}
-    for operation in operations:
-        groups.setdefault(operation.details["tags"][0], []).append(operation)
-    info = document["info"]
-    brand = element("span", "webhookd", element("small", info["version"]), class_="brand")
-    content = element(
+def render(routes: Sequence[Route], schemas: Schemas) -> str:
+    """Return the page for all routes."""
+    groups: dict[str, list[Route]] = {}
+    for found in routes:
+        groups.setdefault(openapi.tag(found), []).append(found)
+    brand = element("span", "webhookd", element("small", __version__), class_="brand")
+    openapi_link = element("a", "/openapi.json", href="/openapi.json")
+    contents, operations = [], []
+    for name, group in groups.items():
+        title = name.replace("-", " ")
+        contents += [element("h2", title), element("ul", *map(_link, group))]
+        operations += [element("h2", title, class_="group", id=name)]
+        operations += [_operation(found, schemas) for found in group]
+    main = element(
         "div",
         element("h1", "API reference"),
-        _paragraphs(info["description"]),
+        _paragraphs(openapi.DESCRIPTION),
         element("h2", "Errors"),
         element("pre", _json(not_found("event", 42).document)),
         element("h2", "Authentication"),
-        _paragraphs(document["components"]["securitySchemes"]["token"]["description"]),
-        element(
-            "p",
-            "The same document as OpenAPI 3.1, for programs: ",
-            element("a", "/openapi.json", href="/openapi.json"),
-        ),
-        *(
-            joined(element("h2", name.replace("-", " "), class_="group", id=name), *map(_operation, group))
-            for name, group in groups.items()
-        ),
+        _paragraphs(openapi.BEARER),
+        element("p", "The same document as OpenAPI 3.1, for programs: ", openapi_link),
+        *operations,
     )
     return page(
         "webhookd: API reference",
         element("header", brand, links("/docs")),
-        element("main", _contents(groups), content),
+        element("main", element("nav", *contents, class_="contents", aria_label="Routes"), main),
         kind="docs",
     )
 
 
-def served_from(rendered: str, scheme: str, host: str) -> str:
-    """Return the page with commands for the requested address. The host comes from the client: check it."""
-    return rendered.replace(_ADDRESS, f"{scheme}://{host}") if _HOST.match(host) else rendered
+def _link(found: Route) -> Markup:
+    summary = element("span", found.summary)
+    return element("li", element("a", _method(found), summary, href=f"#{openapi.operation_id(found)}"))
 
 
-def _contents(groups: dict[str, list[Operation]]) -> Markup:
-    parts = []
-    for name, group in groups.items():
-        items = [
-            element(
-                "li",
-                element(
-                    "a",
-                    _method(operation),
-                    element("span", operation.details["summary"]),
-                    href=f"#{operation.anchor}",
-                ),
-            )
-            for operation in group
-        ]
-        parts += [element("h2", name.replace("-", " ")), element("ul", *items)]
-    return element("nav", *parts, class_="contents", aria_label="Routes")
-
-
-def _operation(operation: Operation) -> Markup:
-    details = operation.details
-    scope = joined("scope ", element("code", operation.scope)) if operation.scope else Markup("no token")
+def _operation(found: Route, schemas: Schemas) -> Markup:
+    anchor = openapi.operation_id(found)
+    scope = joined("scope ", element("code", found.scope)) if found.scope else Markup("no token")
     heading = element(
         "h3",
-        _method(operation),
-        element("a", operation.path, href=f"#{operation.anchor}", class_="path"),
+        _method(found),
+        element("a", found.template, href=f"#{anchor}", class_="path"),
         element("span", scope, class_="scope"),
     )
     return element(
         "article",
         heading,
-        element("p", _line(f"{details['summary']}. {details.get('description', '')}".strip())),
-        _parameters(operation),
+        element("p", _line(f"{found.summary}. {found.description}".strip())),
+        _parameters(found, schemas),
         element("h4", "Example"),
-        element("pre", _curl(operation)),
-        *(_response(operation, *success) for success in operation.successes),
+        element("pre", _curl(found, schemas)),
+        *_responses(found, schemas),
         element("h4", "Errors"),
-        _problems(operation),
+        _problems(found),
         class_="operation",
-        id=operation.anchor,
+        id=anchor,
     )
 
 
-def _parameters(operation: Operation) -> Markup | None:
+def _parameters(found: Route, schemas: Schemas) -> Markup | None:
     rows: list[tuple[Part, ...]] = []
-    for parameter in operation.details.get("parameters", []):
+    for parameter in openapi.parameters_of(found, schemas):
         name = _name(parameter["name"], required=parameter.get("required", False))
-        rows.append((name, parameter["in"], *described(parameter["schema"], operation.document)))
-    if operation.body:
-        schema = resolve(operation.body["schema"], operation.document)
-        for field, required, (kind, meaning) in fields_of(schema, operation.document):
+        rows.append((name, parameter["in"], *_described(parameter["schema"], schemas)))
+    if found.body:
+        for field, required, kind, meaning in _fields_of(schemas.of(found.body), schemas):
             rows.append((_name(field, required=required), "body", kind, meaning))
     if not rows:
         return None
     return joined(element("h4", "Parameters"), table(("Name", "In", "Type", "Meaning"), rows))
 
 
-def _response(operation: Operation, status: str, media_type: str, content: dict[str, Any]) -> Markup:
-    example = content["example"]
-    text = example if isinstance(example, str) else _json(example)
-    rows: list[tuple[Part, ...]] = [
-        (_name(field), kind, meaning)
-        for field, _, (kind, meaning) in fields_of(
-            resolve(content["schema"], operation.document), operation.document
-        )
+def _responses(found: Route, schemas: Schemas) -> Iterator[Markup]:
+    for status, response in openapi.responses_of(found, schemas).items():
+        for media_type, content in response.get("content", {}).items():
+            example = content["example"]
+            yield element("h4", f"Response {status} ", element("span", media_type, class_="type"))
+            yield element("pre", example if isinstance(example, str) else _json(example))
+            rows: list[tuple[Part, ...]] = [
+                (_name(field), kind, meaning)
+                for field, _, kind, meaning in _fields_of(content["schema"], schemas)
+            ]
+            if rows:
+                fields = table(("Name", "Type", "Meaning"), rows)
+                yield element("details", element("summary", "Fields"), fields)
+
+
+def _problems(found: Route) -> Markup:
+    items = [
+        element("li", element("b", status), *(joined(element("code", code), " ") for code in codes))
+        for status, codes in found.problems.items()
+        if status not in found.other_responses
     ]
-    fields = (
-        element("details", element("summary", "Fields"), table(("Name", "Type", "Meaning"), rows))
-        if rows
-        else None
-    )
-    return joined(
-        element("h4", f"Response {status} ", element("span", media_type, class_="type")),
-        element("pre", text),
-        fields,
-    )
-
-
-def _problems(operation: Operation) -> Markup:
-    items = []
-    for status, response in operation.details["responses"].items():
-        codes = response["description"].partition(": ")[2]
-        if codes:
-            parts = (joined(element("code", code), " ") for code in codes.split(", "))
-            items.append(element("li", element("b", status), *parts))
     return element("ul", *items, class_="problems")
 
 
-def _curl(operation: Operation) -> str:
-    path = operation.path.replace("{id}", operation.example_id)
-    lines = ["curl" + (f" -X {operation.method}" if operation.method != "GET" else "") + f" {_ADDRESS}{path}"]
-    if operation.scope:
+def _curl(found: Route, schemas: Schemas) -> str:
+    path = found.template.replace("{id}", str(schemas.example(schemas.of(found.id_type))))
+    lines = ["curl" + (f" -X {found.method}" if found.method != "GET" else "") + f" {_ADDRESS}{path}"]
+    if found.scope:
         lines.append('-H "Authorization: Bearer $TOKEN"')
-    if operation.body:
+    example = schemas.example(schemas.of(found.body)) if found.body else None
+    if example:
         lines.append("-H 'Content-Type: application/json'")
-        lines.append(f"-d {shlex.quote(json.dumps(operation.body['example']))}")
+        lines.append(f"-d {shlex.quote(json.dumps(example))}")
     return " \\\n  ".join(lines)
 
 
@@ -232,8 +165,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _method(operation: Operation) -> Markup:
-    return element("span", operation.method, class_=f"method {operation.method}")
+def _method(route: Route) -> Markup:
+    return element("span", route.method, class_=f"method {route.method}")
 
 
 def _name(name: str, *, required: bool = False) -> Markup:
@@ -257,59 +190,57 @@ def _line(text: str) -> Markup:
     return joined(*(element("code", part) if odd % 2 else part for odd, part in enumerate(_CODE.split(text))))
 
 
-def fields_of(
-    schema: dict[str, Any], document: dict[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, bool, tuple[Markup, Markup]]]:
-    """Yield each field's name, whether it is required, and its type and meaning; inner objects included."""
+def _fields_of(
+    schema: Schema, schemas: Schemas, prefix: str = ""
+) -> Iterator[tuple[str, bool, Markup, Markup]]:
+    """Yield each field's name, whether it is required, its type and its meaning; inner objects included."""
+    schema = schemas.resolved(schema)
     for name, field in schema.get("properties", {}).items():
-        required = name in schema.get("required", [])
-        yield f"{prefix}{name}", required, described(field, document)
-        for suffix, inner in _inner(field, document):
-            yield from fields_of(inner, document, f"{prefix}{name}{suffix}.")
+        yield f"{prefix}{name}", name in schema.get("required", []), *_described(field, schemas)
+        for suffix, inner in _inner(field, schemas):
+            yield from _fields_of(inner, schemas, f"{prefix}{name}{suffix}.")
 
 
-def described(schema: dict[str, Any], document: dict[str, Any]) -> tuple[Markup, Markup]:
+def _described(schema: Schema, schemas: Schemas) -> tuple[Markup, Markup]:
     """Return a field's type and meaning."""
     options = [schema, *schema.get("anyOf", [])]
-    meanings: list[Part] = [
-        next((option["description"] for option in options if "description" in option), None)
-    ]
+    meanings: list[Part] = [option["description"] for option in options if "description" in option][:1]
     if schema.get("default") is not None:
         meanings.append(joined("default ", element("code", json.dumps(schema["default"]))))
     meanings += [
         joined("pattern ", element("code", option["pattern"])) for option in options if "pattern" in option
     ]
-    meaning = joined(*(element("div", part) for part in meanings if part))
-    return element("span", _type(schema, document), class_="type"), meaning
+    meaning = joined(*(element("div", part) for part in meanings))
+    return element("span", _type(schema, schemas), class_="type"), meaning
 
 
-def _inner(schema: dict[str, Any], document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _inner(schema: Schema, schemas: Schemas) -> Iterator[tuple[str, Schema]]:
     for option in schema.get("anyOf", [schema]):
-        found = resolve(option, document)
+        found = schemas.resolved(option)
         if found.get("type") == "array":
-            for suffix, inner in _inner(found["items"], document):
+            for suffix, inner in _inner(found["items"], schemas):
                 yield f"[]{suffix}", inner
         elif "properties" in found:
             yield "", found
 
 
-def _type(schema: dict[str, Any], document: dict[str, Any]) -> str:
+def _type(schema: Schema, schemas: Schemas) -> str:
     if "anyOf" in schema:
-        return " or ".join(_type(option, document) for option in schema["anyOf"])
-    schema = resolve(schema, document)
+        return " or ".join(_type(option, schemas) for option in schema["anyOf"])
+    schema = schemas.resolved(schema)
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     kind = schema.get("type")
     if kind == "array":
         limit = f" of at most {schema['maxItems']}" if "maxItems" in schema else ""
-        return f"list{limit}: {_type(schema['items'], document)}"
+        return f"list{limit}: {_type(schema['items'], schemas)}"
     if kind is None:
         return "any JSON"
     name = _FORMAT_NAMES.get(schema.get("format", ""), str(kind))
     return ", ".join([name, *_bounds(schema)])
 
 
-def _bounds(schema: dict[str, Any]) -> Iterator[str]:
+def _bounds(schema: Schema) -> Iterator[str]:
     low, high = schema.get("minimum"), schema.get("maximum")
     if high is not None and high < 2**53:
         yield f"{low} to {high}"

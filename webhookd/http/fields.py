@@ -90,7 +90,7 @@ Sentence: TypeAlias = Annotated[
 ]
 Count: TypeAlias = Annotated[int, Meta(ge=0, examples=[3])]
 
-# outbound/urls.py and outbound/headers.py check more than a pattern could, and return a code for each
+# outbound/endpoint.py checks more than a pattern could, and returns a code for each
 # problem. These types only document the fields.
 CallbackUrl: TypeAlias = Annotated[
     str,

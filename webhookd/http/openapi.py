@@ -9,9 +9,8 @@ import msgspec
 from webhookd import __version__
 from webhookd.core.settings import ApiSettings
 from webhookd.http import responses
-from webhookd.http.fields import Id, Uuid
-from webhookd.http.problems import PROBLEM_JSON, Problem
 from webhookd.http.requests import BODY_TIMEOUT_SECONDS, MAX_DEPTH
+from webhookd.http.responses import PROBLEM_JSON, Problem
 from webhookd.http.routes import HTML, JSON, Route
 from webhookd.http.server import HEADERS_TIMEOUT_SECONDS
 
@@ -23,7 +22,7 @@ _TYPE_EXAMPLES: Schema = {"string": "…", "integer": 1, "number": 1.0, "boolean
 # A page route returns these errors as a page.
 _SHOWN_AS_PAGE = (401, 403)
 
-_DESCRIPTION = f"""\
+DESCRIPTION = f"""\
 Durable webhook delivery on PostgreSQL: events in, signed HTTPS requests out.
 
 - Requests and responses are JSON in UTF-8, without a Content-Encoding. `Accept` has no effect.
@@ -37,7 +36,7 @@ limit, and {MAX_DEPTH} levels of nesting.
 send an event again.
 - Methods that are not listed here, including HEAD, OPTIONS and TRACE, return 405. CORS is not supported."""
 
-_BEARER = (
+BEARER = (
     "A token from `api.tokens`, sent in the header, never in a query. It needs the scope named with "
     "each route. Without tokens webhookd listens on loopback addresses only and requires none."
 )
@@ -46,14 +45,14 @@ _BEARER = (
 class Schemas:
     """JSON Schemas of types. Named types become components, and are referred to."""
 
-    def __init__(self, types: Iterable[Any]) -> None:
-        distinct = list(dict.fromkeys(types))
-        made, components = msgspec.json.schema_components(distinct, ref_template=f"{_PREFIX}{{name}}")
-        self.components: dict[str, Schema] = components
-        self._made: dict[Any, Schema] = dict(zip(distinct, made, strict=True))
-        for schema in (*made, *components.values()):
-            _make_portable(schema)
-        for kind in distinct:
+    def __init__(self, routes: Iterable[Route]) -> None:
+        types = list(dict.fromkeys(_types(routes)))
+        generated = msgspec.json.schema_components(types, ref_template=f"{_PREFIX}{{name}}")
+        # Python's patterns become JSON Schema's, where `$` is the very end and surrogates do not exist.
+        text = msgspec.json.encode(generated).replace(rb"\\Z", b"$").replace(rb"\\ud800-\\udfff", b"")
+        made, self.components = msgspec.json.decode(text, type=tuple[list[Schema], dict[str, Schema]])
+        self._made: dict[Any, Schema] = dict(zip(types, made, strict=True))
+        for kind in types:
             self._restore_order(kind)
 
     def of(self, kind: Any) -> Schema:
@@ -64,11 +63,6 @@ class Schemas:
         """Return the schema that a reference points to."""
         name = schema.get("$ref", "").removeprefix(_PREFIX)
         return self.components[name] if name else schema
-
-    def remove(self, kind: Any) -> None:
-        """Remove a type from the components. The fields of a query are parameters, not a schema."""
-        name = self._made[kind]["$ref"].removeprefix(_PREFIX)
-        del self.components[name]
 
     def example(self, schema: Schema) -> Any:
         """Return an example value, built from the examples of its fields."""
@@ -100,64 +94,46 @@ class Schemas:
                 self._restore_order(part)
 
 
-def _make_portable(schema: Any) -> None:
-    """Convert Python's patterns to JSON Schema's, where `$` is the very end and surrogates do not exist."""
-    if isinstance(schema, list):
-        for part in schema:
-            _make_portable(part)
-    if not isinstance(schema, dict):
-        return
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str):
-        schema["pattern"] = pattern.replace(r"\Z", "$").replace(r"\ud800-\udfff", "")
-    for name, part in schema.items():
-        if name not in ("examples", "default", "enum"):
-            _make_portable(part)
-
-
-def document(routes: Sequence[Route]) -> Schema:
+def document(routes: Sequence[Route], schemas: Schemas) -> Schema:
     """Return the document for all routes."""
-    schemas = Schemas(_types(routes))
     paths: dict[str, Schema] = {}
     for route in routes:
         paths.setdefault(route.template, {})[route.method.lower()] = _operation(route, schemas)
-    for query in dict.fromkeys(route.query for route in routes if route.query):
-        schemas.remove(query)
+    queries = {route.query.__name__ for route in routes if route.query}  # their fields are parameters
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "webhookd",
             "version": __version__,
             "summary": "Durable webhook delivery on PostgreSQL",
-            "description": _DESCRIPTION,
+            "description": DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
-            "schemas": schemas.components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": _BEARER}},
+            "schemas": {name: part for name, part in schemas.components.items() if name not in queries},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": BEARER}},
         },
     }
 
 
 def _types(routes: Iterable[Route]) -> Iterable[Any]:
-    yield Id
-    yield Uuid
     yield responses.ProblemDocument
     for route in routes:
+        yield route.id_type
         yield from (kind for kind in (route.query, route.body, route.response) if kind is not None)
         yield from route.headers.values()
 
 
 def _operation(route: Route, schemas: Schemas) -> Schema:
     operation: Schema = {
-        "operationId": route.handler.__qualname__.replace("._", ".").replace(".", "_").lower(),
-        "tags": [_tag(route)],
+        "operationId": operation_id(route),
+        "tags": [tag(route)],
         "summary": route.summary,
         "description": route.description,
-        "parameters": list(_parameters(route, schemas)),
-        "responses": _responses(route, schemas) | _problems(route, schemas),
+        "parameters": list(parameters_of(route, schemas)),
+        "responses": responses_of(route, schemas) | _problems(route, schemas),
         # The empty entry stands for a loopback address without tokens.
         "security": [{"token": [route.scope]}, {}] if route.scope else [],
     }
@@ -169,19 +145,21 @@ def _operation(route: Route, schemas: Schemas) -> Schema:
     return {name: part for name, part in operation.items() if part not in ("", []) or name == "security"}
 
 
-def _tag(route: Route) -> str:
+def operation_id(route: Route) -> str:
+    """Return the name of the route's handler, which generators of clients use."""
+    return route.handler.__qualname__.replace("._", ".").replace(".", "_").lower()
+
+
+def tag(route: Route) -> str:
+    """Return the group of a route."""
     parts = route.path.split("/")
     return parts[2] if parts[1] == "v1" else "instance"
 
 
-def _parameters(route: Route, schemas: Schemas) -> Iterable[Schema]:
+def parameters_of(route: Route, schemas: Schemas) -> Iterable[Schema]:
+    """Yield the parameters in the path, the query and the headers."""
     if route.has_id:
-        yield {
-            "name": "id",
-            "in": "path",
-            "required": True,
-            "schema": schemas.of(Uuid if route.has_uuid else Id),
-        }
+        yield {"name": "id", "in": "path", "required": True, "schema": schemas.of(route.id_type)}
     if route.query:
         for name, field in schemas.resolved(schemas.of(route.query))["properties"].items():
             yield {"name": name, "in": "query", "schema": field}
@@ -189,7 +167,8 @@ def _parameters(route: Route, schemas: Schemas) -> Iterable[Schema]:
         yield {"name": name, "in": "header", "schema": schemas.of(kind)}
 
 
-def _responses(route: Route, schemas: Schemas) -> Schema:
+def responses_of(route: Route, schemas: Schemas) -> Schema:
+    """Return the responses that are not problems, by status."""
     content = _content(schemas.of(route.response), schemas)
     default = {"description": HTTPStatus(route.status).phrase, "content": {route.media_type: content}}
     others = {
@@ -205,15 +184,15 @@ def _responses(route: Route, schemas: Schemas) -> Schema:
 
 
 def _problems(route: Route, schemas: Schemas) -> Schema:
-    shown_as_page = _SHOWN_AS_PAGE if route.media_type == HTML else ()
     return {
-        str(status): _problem(status, codes, schemas, as_page=status in shown_as_page)
+        str(status): _problem(route, status, codes, schemas)
         for status, codes in route.problems.items()
         if status not in route.other_responses
     }
 
 
-def _problem(status: int, codes: list[str], schemas: Schemas, *, as_page: bool) -> Schema:
+def _problem(route: Route, status: int, codes: list[str], schemas: Schemas) -> Schema:
+    as_page = route.media_type == HTML and status in _SHOWN_AS_PAGE
     exact: Schema = {"properties": {"status": {"const": status}, "code": {"enum": codes}}}
     content = {
         "schema": {"allOf": [schemas.of(responses.ProblemDocument), exact]},
@@ -231,10 +210,3 @@ def _problem(status: int, codes: list[str], schemas: Schemas, *, as_page: bool) 
 
 def _content(schema: Schema, schemas: Schemas) -> Schema:
     return {"schema": schema, "example": schemas.example(schema)}
-
-
-def resolve(schema: Schema, document: Schema) -> Schema:
-    """Return the schema that a reference in a finished document points to."""
-    name = schema.get("$ref", "").removeprefix(_PREFIX)
-    found: Schema = document["components"]["schemas"][name] if name else schema
-    return found

@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from webhookd.http.problems import Problem
-from webhookd.http.responses import HEADERS
+from webhookd.http.responses import HEADERS, Problem
 from webhookd.http.routes import HTML
 
 STYLE = resources.files(__package__).joinpath("style.css").read_text()
@@ -58,7 +57,8 @@ def element(tag: str, *parts: Part, **attributes: str | None) -> Markup:
 
 def joined(*parts: Part) -> Markup:
     """Concatenate parts; None is skipped."""
-    return Markup("".join(_markup(part) for part in parts if part is not None))
+    given = (part for part in parts if part is not None)
+    return Markup("".join(part if isinstance(part, Markup) else escape(str(part)) for part in given))
 
 
 def table(heads: tuple[str, ...], rows: "list[tuple[Part, ...]]", **attributes: str | None) -> Markup:
@@ -69,10 +69,6 @@ def table(heads: tuple[str, ...], rows: "list[tuple[Part, ...]]", **attributes: 
         for row in rows
     ]
     return element("table", element("thead", head), element("tbody", *body), **attributes)
-
-
-def _markup(part: "Markup | str | int") -> str:
-    return part if isinstance(part, Markup) else escape(str(part))
 
 
 def page(title: str, *content: Part, kind: str, refresh_seconds: int | None = None) -> str:
@@ -94,12 +90,11 @@ def page(title: str, *content: Part, kind: str, refresh_seconds: int | None = No
 def links(here: str) -> Markup:
     """Return the navigation links; `here` is the current page."""
     pages = {"/": "Status", "/docs": "API", "/status": "JSON", "/metrics": "Metrics"}
-    current = {True: "page", False: None}
-    return element(
-        "nav",
-        *(element("a", name, href=path, aria_current=current[path == here]) for path, name in pages.items()),
-        class_="links",
+    found = (
+        element("a", name, href=path, aria_current="page" if path == here else None)
+        for path, name in pages.items()
     )
+    return element("nav", *found, class_="links")
 
 
 def page_response(text: str, status: int = 200) -> web.Response:

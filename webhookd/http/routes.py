@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from aiohttp import web
@@ -17,6 +18,7 @@ from webhookd.core.errors import DatabaseUnavailable
 from webhookd.core.settings import Scope
 from webhookd.db.connection import Connection
 from webhookd.db.pool import Pool
+from webhookd.http.fields import Id, Uuid
 
 Result = TypeVar("Result")
 Inputs = ParamSpec("Inputs")
@@ -84,12 +86,8 @@ _ID = "{id:[0-9]+}"
 # The id of a job or a workflow; `path_uuid` parses it.
 UUID_ID = "{id:[0-9a-fA-F-]{36}}"
 
-# The problems that a route may return, by the features it uses.
-_ALWAYS: tuple[ProblemCode, ...] = ((400, "bad_request"),)
-_WITH_SCOPE: tuple[ProblemCode, ...] = ((401, "unauthorized"), (403, "forbidden"))
-_WITH_ID: tuple[ProblemCode, ...] = ((404, "not_found"),)
-_WITH_QUERY: tuple[ProblemCode, ...] = ((422, "invalid_parameter"),)
-_WITH_BODY: tuple[ProblemCode, ...] = (
+# The problems of every route with a body.
+_BODY_PROBLEMS: tuple[ProblemCode, ...] = (
     (400, "malformed_json"),
     (400, "too_deep"),
     (400, "incomplete_body"),
@@ -100,7 +98,6 @@ _WITH_BODY: tuple[ProblemCode, ...] = (
     (422, "invalid_request"),
     (422, "unknown_field"),
 )
-_WITH_DATABASE: tuple[ProblemCode, ...] = ((503, "unavailable"),)
 
 
 class OtherResponse(NamedTuple):
@@ -146,9 +143,8 @@ class Route:
         return "{id}" in self.template
 
     @property
-    def has_uuid(self) -> bool:
-        """Whether its id is that of a job or workflow."""
-        return UUID_ID in self.path
+    def id_type(self) -> Any:
+        return Uuid if UUID_ID in self.path else Id
 
     @property
     def refuses_queries(self) -> bool:
@@ -159,18 +155,18 @@ class Route:
     def problems(self) -> dict[int, list[str]]:
         """Every status with its codes, in ascending order."""
         found: dict[int, list[str]] = {}
-        for status, code in sorted(self._problem_codes(), key=lambda problem: problem[0]):
+        for status, code in sorted(self._problem_codes(), key=itemgetter(0)):
             found.setdefault(status, []).append(code)
         return found
 
     def _problem_codes(self) -> Iterable[ProblemCode]:
-        yield from _ALWAYS
-        yield from _WITH_SCOPE if self.scope else ()
-        yield from _WITH_ID if self.has_id else ()
-        yield from _WITH_QUERY if self.query or self.refuses_queries else ()
-        yield from _WITH_BODY if self.body else ()
+        yield 400, "bad_request"
+        yield from ((401, "unauthorized"), (403, "forbidden")) if self.scope else ()
+        yield from ((404, "not_found"),) if self.has_id else ()
+        yield from ((422, "invalid_parameter"),) if self.query or self.refuses_queries else ()
+        yield from _BODY_PROBLEMS if self.body else ()
         yield from self.own_problems
-        yield from _WITH_DATABASE if self.uses_database else ()
+        yield from ((503, "unavailable"),) if self.uses_database else ()
 
 
 def route(

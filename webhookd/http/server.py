@@ -1,18 +1,30 @@
-"""The HTTP server: limits the number of connections, idle time, slow clients and shutdown time."""
+"""The HTTP server: serves routes on an address.
+
+Checks scopes, and converts every error into a problem response. Limits the number of connections, idle time,
+slow clients and shutdown time.
+"""
 
 import asyncio
 import errno
+import logging
 import os
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
 
 import anyio
 from aiohttp import web
 
-from webhookd.core.errors import CannotListen
+from webhookd.core.errors import CannotListen, DatabaseUnavailable, Refused
 from webhookd.core.settings import Settings, host_and_port
-from webhookd.http.problems import Problem, internal, of_http
+from webhookd.http.auth import ACTOR, Auth
+from webhookd.http.pages import problem_page
+from webhookd.http.requests import CONTINUE
+from webhookd.http.responses import Problem, internal, invalid, of_http, of_refusal, unavailable
+from webhookd.http.routes import HTML, Handler, Route
+
+log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 2000
 # Open files kept free for the database, the log and the like; deliveries have their own. API clients that
@@ -69,6 +81,80 @@ def connection_cap(settings: Settings) -> int:
         return MAX_CONNECTIONS
     reserved = settings.delivery.concurrency + settings.database.pool_size + RESERVED_FILES
     return min(MAX_CONNECTIONS, max(MIN_CONNECTIONS, limit - reserved))
+
+
+class Site:
+    """Routes on a listening socket."""
+
+    def __init__(
+        self, listening: socket.socket, settings: Callable[[], Settings], routes: Iterable[Route]
+    ) -> None:
+        self._listening = listening
+        self._settings = settings
+        self._auth = Auth(settings, on_loopback=ip_address(listening.getsockname()[0]).is_loopback)
+        self._routes = tuple(routes)
+
+    async def run(self) -> None:
+        app = web.Application(middlewares=[errors_to_problems])
+        for route in self._routes:
+            # Not add_get, which would also serve HEAD.
+            app.router.add_route(
+                route.method, route.path, self._guarded(route), expect_handler=check_expectation
+            )
+        app.on_response_prepare.append(self._before_response)
+        app.on_shutdown.append(self._on_shutdown)
+        await serve(app, self._listening, self._settings)
+
+    async def _before_response(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Run before every response is sent."""
+
+    async def _on_shutdown(self, _: web.Application) -> None:
+        """Run when no more requests are accepted and the remaining ones finish."""
+
+    def _guarded(self, route: Route) -> Handler:
+        if (scope := route.scope) is None:
+            return route.handler
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            try:
+                request[ACTOR] = self._auth.require(request, scope)
+            except Problem as problem:
+                if route.media_type != HTML:
+                    raise
+                return problem_page(problem)
+            if route.refuses_queries and request.query_string:
+                raise invalid("this route takes no query parameters", "invalid_parameter", close=True)
+            return await route.handler(request)
+
+        return guarded
+
+
+async def check_expectation(request: web.Request) -> None:
+    """Check the Expect header only. `100 Continue` is sent when the body is read, after all other checks."""
+    if request.headers["Expect"].strip().lower() != CONTINUE:
+        raise web.HTTPExpectationFailed
+
+
+@web.middleware
+async def errors_to_problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Convert whatever a handler raises into a response."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return problem.response()
+    except Refused as refused:
+        return of_refusal(refused, of_query=request.method == "GET").response()
+    except DatabaseUnavailable as error:
+        # The path only: a query may contain values that should not be logged. The message only in the log: it
+        # may name hosts and logins.
+        log.warning("responded 503, database unavailable: %s", error, extra={"path": request.path})
+        detail = "the database is unavailable or too busy; the request may or may not have taken effect"
+        return unavailable(detail).response()
+    except web.HTTPException as error:
+        return of_http(error).response()
+    except Exception:
+        log.exception("request failed", extra={"method": request.method, "path": request.path})
+        return internal().response()
 
 
 async def serve(app: web.Application, listening: socket.socket, settings: Callable[[], Settings]) -> None:

@@ -75,11 +75,6 @@ class AddressPolicy:
         """Build a policy from a list of CIDRs; ValueError if one is invalid."""
         return cls(tuple(ip_network(network) for network in networks))
 
-    @property
-    def allows_private_names(self) -> bool:
-        """An operator who allows a private network also wants to use its private names."""
-        return bool(self.allow_networks)
-
     def permits(self, address: IPAddress) -> bool:
         if isinstance(address, IPv6Address) and address.scope_id is not None:
             return False

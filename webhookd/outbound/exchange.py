@@ -35,31 +35,12 @@ class Response(NamedTuple):
 
     def header(self, name: bytes) -> str | None:
         """Return the first header with this name, which is in lower case."""
-        values = (value for given, value in self.headers if given.lower() == name)
-        value = next(values, None)
-        return None if value is None else value.decode("latin-1")
+        values = (value.decode("latin-1") for given, value in self.headers if given.lower() == name)
+        return next(values, None)
 
 
 class Exchange(asyncio.Protocol):
     """Our end of a verified TLS connection. The creator closes it."""
-
-    __slots__ = (
-        "_body_bytes",
-        "_error",
-        "_excerpt",
-        "_has_excess",
-        "_headers",
-        "_is_complete",
-        "_is_new_status",
-        "_loop",
-        "_max_response_bytes",
-        "_over",
-        "_parser",
-        "_received_bytes",
-        "_status",
-        "_transport",
-        "_writable",
-    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_response_bytes: int) -> None:
         self._loop: Final = loop
@@ -122,7 +103,9 @@ class Exchange(asyncio.Protocol):
             self._over = None
             if not is_sent:
                 self._has_excess = True  # the endpoint would read the next request as the rest of this one
-        return self._response()
+        if self._status is None:
+            raise self._error or RuntimeError("an exchange ended with neither a response nor an error")
+        return Response(self._status, self._headers, bytes(self._excerpt))
 
     async def _write_in_pieces(
         self, transport: asyncio.Transport, over: "asyncio.Future[None]", head: bytes, body: bytes
@@ -139,11 +122,6 @@ class Exchange(asyncio.Protocol):
             else:
                 await asyncio.sleep(0)
         return True
-
-    def _response(self) -> Response:
-        if self._status is None:
-            raise self._error or RuntimeError("an exchange ended with neither a response nor an error")
-        return Response(self._status, self._headers, bytes(self._excerpt))
 
     def close(self) -> None:
         """Close with an orderly TLS shutdown."""

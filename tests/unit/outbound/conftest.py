@@ -17,7 +17,7 @@ import pytest
 from tests.support.certificates import Certificates
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, POLL_INTERVAL_SECONDS
-from webhookd.outbound import connections
+from webhookd.outbound import client as client_module
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.client import ClientOptions, GuardedClient, trusted_tls
 from webhookd.outbound.exchange import Exchange
@@ -88,7 +88,7 @@ def dialled(monkeypatch: pytest.MonkeyPatch, sockets: list[socket.socket]) -> Di
 @pytest.fixture(autouse=True)
 def no_default_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable keep-alive expiry and the loop's default TLS timeouts."""
-    monkeypatch.setattr(connections, "_KEEPALIVE_SECONDS", NEVER_SECONDS)
+    monkeypatch.setattr(client_module, "_KEEPALIVE_SECONDS", NEVER_SECONDS)
     monkeypatch.setattr("asyncio.constants.SSL_HANDSHAKE_TIMEOUT", NEVER_SECONDS)
     monkeypatch.setattr("asyncio.constants.SSL_SHUTDOWN_TIMEOUT", NEVER_SECONDS)
 

@@ -19,7 +19,7 @@ from tests.unit.outbound.test_addresses import BLOCKED_ADDRESSES
 from tests.unit.outbound.test_urls import literal
 from webhookd.outbound.addresses import AddressBlocked, AddressPolicy, DialCounters, Guard
 from webhookd.outbound.client import ClientOptions, GuardedClient
-from webhookd.outbound.names import SystemLookup
+from webhookd.outbound.dialling import SystemLookup
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -139,7 +139,7 @@ async def test_a38_name_is_blocked_once_it_resolves_to_a_blocked_address(
     endpoint.answer(200, headers={"Connection": "close"})
     url = endpoint.url("/", "hooks.example")
     assert (await client.post(url, {}, b"{}", DEADLINE_SECONDS)).delivered
-    client._names.forget()
+    client._names._lookups.clear()
     names.answers["hooks.example"] = ["127.0.0.2"]
     assert (await client.post(url, {}, b"{}", DEADLINE_SECONDS)).error_code == "ADDRESS_BLOCKED"
     assert dialled == [("127.0.0.1", endpoint.port)]

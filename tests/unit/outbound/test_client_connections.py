@@ -27,12 +27,12 @@ from tests.unit.outbound.conftest import (
     until_closed,
 )
 from tests.unit.outbound.test_client_responses import SHORT_DEADLINE_SECONDS, post
-from webhookd.outbound import connections
-from webhookd.outbound import names as names_module
+from webhookd.outbound import client as client_module
+from webhookd.outbound import dialling
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import ClientOptions, GuardedClient
+from webhookd.outbound.endpoint import target_of
 from webhookd.outbound.exchange import Exchange
-from webhookd.outbound.urls import target_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_open")
 
@@ -279,7 +279,7 @@ async def test_idle_connection_is_closed_after_the_keepalive_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a further request, and before the endpoint closes it."""
-    monkeypatch.setattr(connections, "_KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(client_module, "_KEEPALIVE_SECONDS", 0.05)
     assert (await post(client, endpoint)).delivered
     await until_closed(sockets)
     assert (await post(client, endpoint)).delivered
@@ -392,8 +392,8 @@ async def test_thread_that_fails_to_start_is_not_counted(monkeypatch: pytest.Mon
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(names_module, "_LOOKUP_THREADS", 1)
-    lookup = names_module.SystemLookup()
+    monkeypatch.setattr(dialling, "_LOOKUP_THREADS", 1)
+    lookup = dialling.SystemLookup()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from webhookd.outbound.headers import HeaderProblem, check_headers
+from webhookd.outbound.endpoint import EndpointProblem, check_headers
 
 REFUSED = {
     "D1": [
@@ -76,7 +76,7 @@ REFUSED = {
 def test_bad_headers_are_refused_with_their_code(headers: dict[str, str], code: str) -> None:
     """Each row is refused, and the message does not repeat a value, which may be a secret."""
     problem = check_headers(headers)
-    assert isinstance(problem, HeaderProblem)
+    assert isinstance(problem, EndpointProblem)
     assert problem.code == code
     assert not any(len(value) > 1 and value in problem.detail for value in headers.values())
 
@@ -101,4 +101,4 @@ def test_d12_the_total_counts_what_is_sent() -> None:
     """Names, values and separators count: exactly 16 KiB pass, and one more byte does not."""
     headers = {f"X-{number}": "a" * 4089 for number in range(4)}  # 4 · (3 + 4089 + 4) = 16384
     assert check_headers(headers) == headers
-    assert isinstance(check_headers({**headers, "X-0": "a" * 4090}), HeaderProblem)
+    assert isinstance(check_headers({**headers, "X-0": "a" * 4090}), EndpointProblem)

@@ -10,9 +10,8 @@ from webhookd.core.limits import MAX_ID, MAX_REQUEUE_LIMIT
 from webhookd.deliveries import dead_letters, reads
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.http import fields
-from webhookd.http.problems import Problem
 from webhookd.http.requests import Nothing, Paged, path_id, read_json, read_optional_json, read_query
-from webhookd.http.responses import json_response, list_response, raw_json
+from webhookd.http.responses import Problem, json_response, list_response, raw_json
 from webhookd.http.routes import DatabaseResource, route
 from webhookd.wakeups import Work
 

@@ -20,7 +20,6 @@ from webhookd.deliveries import ingest, reads
 from webhookd.deliveries.explain import Limits
 from webhookd.deliveries.ingest import SINGLE_LOCK_TIMEOUT_SECONDS, GroupCommit
 from webhookd.http import fields
-from webhookd.http.problems import invalid
 from webhookd.http.requests import (
     KEY_HEADER,
     Paged,
@@ -31,7 +30,7 @@ from webhookd.http.requests import (
     read_json,
     read_query,
 )
-from webhookd.http.responses import json_response, list_response, raw_json
+from webhookd.http.responses import invalid, json_response, list_response, raw_json
 from webhookd.http.routes import DatabaseResource, QueryRunner, route
 
 ACCEPTED = 202

@@ -14,7 +14,6 @@ from webhookd.db.paging import Row
 from webhookd.deliveries import reads, subscriptions
 from webhookd.deliveries.subscriptions import Challenge
 from webhookd.http import fields
-from webhookd.http.problems import Problem, invalid, unavailable
 from webhookd.http.requests import (
     Nothing,
     Paged,
@@ -24,19 +23,18 @@ from webhookd.http.requests import (
     read_optional_json,
     read_query,
 )
-from webhookd.http.responses import json_response, list_response
+from webhookd.http.responses import Problem, invalid, json_response, list_response, unavailable
 from webhookd.http.routes import DatabaseResource, QueryRunner, route
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
-from webhookd.outbound.headers import HeaderProblem, HeaderProblemCode, check_headers
+from webhookd.outbound.endpoint import EndpointProblem, check_callback_url, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage, sign
-from webhookd.outbound.urls import UrlProblem, UrlProblemCode, check_callback_url
 from webhookd.wakeups import Work
 
 CREATED = 201
 _PATH = "/v1/subscriptions/{id:[0-9]+}"
-_ENDPOINT_PROBLEMS = tuple((422, code.value) for code in (*UrlProblemCode, *HeaderProblemCode))
+_ENDPOINT_PROBLEMS = tuple((422, code.value) for code in EndpointCode)
 
 Secret: TypeAlias = Annotated[
     str,
@@ -158,7 +156,7 @@ def _headers(started: Challenge, timestamp: int, body: bytes) -> Mapping[str, st
     """Return the headers, signed like those of a delivery. The id reveals only the start of the challenge."""
     message_id = f"ver_{started.challenge[:16]}"
     headers = check_headers(msgspec.json.decode(started.headers, type=dict[str, str]))
-    if isinstance(headers, HeaderProblem):  # the row was not written by this API
+    if isinstance(headers, EndpointProblem):  # the row was not written by this API
         raise invalid(f"the subscription's headers cannot be sent: {headers.detail}", "verification_failed")
     return headers | {
         "webhook-id": message_id,
@@ -318,14 +316,14 @@ class Subscriptions(DatabaseResource):
 
     def _checked_url(self, text: str) -> str:
         checked = check_callback_url(text, AddressPolicy.of(self._settings().delivery.networks))
-        if isinstance(checked, UrlProblem):
+        if isinstance(checked, EndpointProblem):
             raise invalid(f"callback_url {checked.detail}", checked.code.value)
-        return checked.text
+        return checked
 
 
 def _checked_headers(headers: Mapping[str, str]) -> str:
     """Return the headers as the JSON to store."""
     checked = check_headers(headers)
-    if isinstance(checked, HeaderProblem):
+    if isinstance(checked, EndpointProblem):
         raise invalid(f"headers: {checked.detail}", checked.code.value)
     return msgspec.json.encode(checked).decode()

@@ -4,7 +4,6 @@ import msgspec
 from aiohttp import web
 
 from webhookd.http.auth import ACTOR
-from webhookd.http.problems import invalid, not_found
 from webhookd.http.requests import (
     agreed_key,
     given,
@@ -14,7 +13,7 @@ from webhookd.http.requests import (
     read_optional_json,
     read_query,
 )
-from webhookd.http.responses import json_response, list_response, raw_json
+from webhookd.http.responses import invalid, json_response, list_response, not_found, raw_json
 from webhookd.http.routes import ALREADY_EXISTS, UUID_ID, DatabaseResource, route
 from webhookd.jobqueue import queries, reads
 from webhookd.jobqueue.api.problems import DISABLED, accepted

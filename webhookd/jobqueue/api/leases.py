@@ -11,9 +11,8 @@ from aiohttp import web
 from webhookd.context import Context
 from webhookd.db.connection import Connection
 from webhookd.http.auth import ACTOR
-from webhookd.http.problems import unavailable
 from webhookd.http.requests import path_uuid, read_json
-from webhookd.http.responses import json_response, no_content, raw_json
+from webhookd.http.responses import json_response, no_content, raw_json, unavailable
 from webhookd.http.routes import UUID_ID, DatabaseResource, QueryRunner, route
 from webhookd.http.server import connection_cap
 from webhookd.jobqueue import queries

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from webhookd.http.problems import Problem
+from webhookd.http.responses import Problem
 from webhookd.jobqueue.results import JobRefusal
 
 Value = TypeVar("Value")
