@@ -12,8 +12,8 @@ from webhookd.core.settings import ServicesSettings, Settings
 from webhookd.http import routes
 from webhookd.http.problems import Problem
 from webhookd.http.routes import QueryRunner
-from webhookd.jobqueue.api import leases
-from webhookd.jobqueue.api.leases import ClaimResult, WaitingClaims
+from webhookd.jobqueue import leases
+from webhookd.jobqueue.leases import ClaimResult, WaitingClaims
 from webhookd.jobqueue.requests import ClaimJob
 from webhookd.jobqueue.results import ClaimedJob
 from webhookd.jobqueue.states import Executor

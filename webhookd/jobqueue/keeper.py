@@ -12,7 +12,7 @@ import msgspec
 from webhookd.context import Context
 from webhookd.core.errors import Refused
 from webhookd.jobqueue import queries
-from webhookd.jobqueue.results import JobRefusal, ReapedJobs
+from webhookd.jobqueue.results import CleanedJobs, JobRefusal, ReapedJobs, SpawnedJobs
 from webhookd.wakeups import Work
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,9 @@ class JobKeeper:
 
     async def _spawn(self) -> bool:
         async with self._pool.connection() as connection:
-            spawned = await queries.spawn_from_events(connection, BATCH_SIZE)
+            spawned = await queries.call(
+                connection, "fn_job_spawn_from_events", SpawnedJobs, batch_size=BATCH_SIZE
+            )
         if isinstance(spawned, JobRefusal):
             self._enabled = False
             return False
@@ -126,7 +128,13 @@ class JobKeeper:
 
     async def _sweep(self) -> bool:
         async with self._pool.connection() as connection:
-            cleaned = await queries.sweep(connection, BATCH_SIZE, self._swept_up_to_kind)
+            cleaned = await queries.call(
+                connection,
+                "fn_job_cleanup_sweep",
+                CleanedJobs,
+                batch_size=BATCH_SIZE,
+                after_kind=self._swept_up_to_kind,
+            )
         if isinstance(cleaned, JobRefusal):
             return False
         self._swept_up_to_kind = cleaned.last_kind if cleaned.more else ""

@@ -5,6 +5,8 @@ Lease tokens are never read: a token is the right to report, and only a claim re
 
 from uuid import UUID
 
+import msgspec
+
 from webhookd.core.errors import Refusal, Refused
 from webhookd.db.connection import Connection, fetch_one
 from webhookd.db.paging import Arguments, Range, Row, fetch_by_index, piece
@@ -131,15 +133,17 @@ async def workflow(connection: Connection, workflow_id: UUID) -> Row | None:
 
 
 async def configuration(connection: Connection) -> Row:
-    """The default policy (JSON text), the policies of kinds, the registrations and the last decisions."""
+    """The switch, the policies, the registrations and the last decisions."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         defaults = await fetch_one(connection, _DEFAULTS)
         kinds = await connection.fetch(_KINDS, MAX_REGISTRATIONS)
         registry = await connection.fetch(_REGISTRY, MAX_REGISTRATIONS)
         decisions = await connection.fetch(_DECISIONS, MAX_DECISIONS)
+    numbers = msgspec.json.decode(defaults["numbers"])
     return {
-        "numbers": defaults["numbers"],
-        "kinds": [dict(kind) for kind in kinds],
+        "enabled": numbers.pop("enabled"),
+        "policy": numbers,
+        "kind_policies": [dict(kind) for kind in kinds],
         "registrations": [dict(registration) for registration in registry],
         "decisions": [dict(decision) for decision in decisions],
     }

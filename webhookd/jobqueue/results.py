@@ -38,15 +38,18 @@ from webhookd.jobqueue.fields import (
     WorkflowCorrelationId,
     WorkflowState,
 )
-from webhookd.jobqueue.states import JobStatus
 
 
 class JobRefusal(msgspec.Struct, frozen=True):
-    """A gated function refused the call for a reason that the caller could not know. Nothing changed."""
+    """A gated function refused the call for a reason that the caller could not know. Nothing changed.
 
-    reason: str
+    Every result can be decoded into it: `refused` is false in one that is not a refusal.
+    """
+
+    refused: bool = False
+    reason: str = ""
     job_id: UUID | None = None
-    status: JobStatus | None = None
+    status: str | None = None
 
 
 class EnqueuedJob(msgspec.Struct, frozen=True):
