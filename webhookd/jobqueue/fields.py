@@ -1,5 +1,9 @@
-"""The fields of jobs, each with its bounds, an example and its description for the API document."""
+"""The states and executors of jobs, and the fields of the API with their bounds, examples and descriptions.
 
+States are spelled as in the database, which enforces the transitions; schema/README.md draws them.
+"""
+
+from enum import StrEnum
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -8,7 +12,43 @@ from msgspec import Meta
 from webhookd.core import limits
 from webhookd.core.limits import LABEL
 from webhookd.http.fields import CorrelationId, IdempotencyKey, KeyHeader, Uuid
-from webhookd.jobqueue.states import Executor, JobStatus, WorkflowStatus
+
+
+class JobStatus(StrEnum):
+    """The nine states of a job (DP2 §4)."""
+
+    QUEUED = "queued"  # can be claimed once process_after has passed
+    LEASED = "leased"  # an executor holds it by its lease token
+    IN_PROGRESS = "in_progress"  # the executor has reported progress
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # only within a transaction: becomes retry_waiting or dead_letter before the commit
+    RETRY_WAITING = "retry_waiting"  # waits for process_after
+    DEAD_LETTER = "dead_letter"  # given up, until an operator cancels or requeues it
+    CANCELLED = "cancelled"
+    CLEANED = "cleaned"  # past its retention: only its history is left
+
+
+class Executor(StrEnum):
+    """The executors that may claim jobs. MOT is not one of them: it generates jobs."""
+
+    DOT = "DOT"
+    AGENT = "Agent"
+    HERMES = "Hermes"
+    CODEX = "Codex"
+    PG_WORKER = "PG_worker"
+    EXTERNAL_WORKER = "external_worker"
+    KESTRA_ADAPTER = "future_Kestra_adapter"
+
+
+class WorkflowStatus(StrEnum):
+    """The status of a workflow, which the database derives from its jobs."""
+
+    ACTIVE = "active"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    PARTIALLY_FAILED = "partially_failed"
+    CANCELLED = "cancelled"
+
 
 JobKind: TypeAlias = Annotated[
     str,

@@ -10,7 +10,7 @@ import msgspec
 from webhookd.core.errors import Refusal, Refused
 from webhookd.db.connection import Connection, fetch_one
 from webhookd.db.paging import Arguments, Range, Row, fetch_by_index, piece
-from webhookd.jobqueue.states import JobStatus
+from webhookd.jobqueue.fields import JobStatus
 
 # Transitions shown per job. With a policy of many attempts a job can have more.
 MAX_RUNS = 500

@@ -1,9 +1,9 @@
 """The results of the job queue, and their form in the API.
 
-Structs are decoded from what the gated functions return; typed dictionaries describe the rows of reads.py.
+The frozen types are decoded from what the gated functions return; the others describe the rows of reads.py.
 """
 
-from typing import Annotated, TypedDict
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
@@ -61,8 +61,8 @@ class EnqueuedJob(msgspec.Struct, frozen=True):
     process_after: Time
 
 
-class ClaimedJob(msgspec.Struct, frozen=True):
-    """A job that its holder may work on until `leased_until`."""
+class JobFields(msgspec.Struct, frozen=True):
+    """The fields that an executor and an operator see, without the payload."""
 
     job_id: Uuid
     job_kind: JobKind
@@ -72,10 +72,7 @@ class ClaimedJob(msgspec.Struct, frozen=True):
     source_ref: Ref | None
     target_ref: Ref | None
     payload_ref: Ref | None
-    safe_payload: RawSafePayload
     payload_classification: PayloadClassification
-    attempt: Annotated[int, Meta(ge=1, examples=[1])]
-    max_attempts: Attempts
     priority: Priority
     process_after: Time
     deadline_at: Time | None
@@ -86,6 +83,14 @@ class ClaimedJob(msgspec.Struct, frozen=True):
     source_system: Name
     enqueued_by: Name
     enqueued_at: Time
+
+
+class ClaimedJob(JobFields, frozen=True):
+    """A job that its holder may work on until `leased_until`."""
+
+    safe_payload: RawSafePayload
+    attempt: Annotated[int, Meta(ge=1, examples=[1])]
+    max_attempts: Attempts
     lease_name: Name
     lease_holder: Name
     lease_token: LeaseToken
@@ -189,20 +194,11 @@ class CleanedJobs(msgspec.Struct, frozen=True):
     last_kind: str  # pass this to the next call
 
 
-class Job(TypedDict):
+class Job(JobFields, frozen=True):
     """One job, without its payload."""
 
-    job_id: Uuid
-    job_kind: JobKind
-    executor: JobExecutor
     status: JobState
-    event_domain: Domain
-    idempotency_key: JobKey
-    source_ref: Ref | None
-    target_ref: Ref | None
-    payload_ref: Ref | None
     result_ref: Ref | None
-    payload_classification: PayloadClassification
     attempts: Count
     last_error_code: JobErrorCode | None
     last_error: ErrorText | None
@@ -212,22 +208,12 @@ class Job(TypedDict):
     lease_holder: Name | None
     leased_until: Time | None
     lease_recoveries: Count
-    process_after: Time
-    deadline_at: Time | None
-    priority: Priority
-    correlation_id: JobCorrelationId | None
-    causation_event_id: Id | None
-    parent_job_id: Uuid | None
-    workflow_id: Uuid | None
-    enqueued_by: Name
-    enqueued_at: Time
     started_at: Time | None
     finished_at: Time | None
     cancel_reason: Annotated[str, Meta(examples=["deadline_passed"])] | None
-    source_system: Name
 
 
-class LedgerRow(TypedDict):
+class LedgerRow(msgspec.Struct):
     """One entry of the ledger."""
 
     run_id: Id
@@ -249,7 +235,7 @@ class JobRun(LedgerRow):
     event_id: Annotated[Id | None, Meta(description="The event that announced the transition.")]
 
 
-class JobWithRuns(Job):
+class JobWithRuns(Job, frozen=True):
     """A job with its payload and its transitions."""
 
     safe_payload: SafePayload
@@ -262,14 +248,14 @@ class JobWithRuns(Job):
     more_runs: Annotated[bool, Meta(examples=[False], description="True if there are earlier ones.")]
 
 
-class JobPage(TypedDict):
+class JobPage(msgspec.Struct):
     """A page of jobs, without their payloads."""
 
     items: list[Job]
     next_cursor: Annotated[Uuid | None, Meta(description="Cursor of the next page; null on the last page.")]
 
 
-class WorkflowJob(TypedDict):
+class WorkflowJob(msgspec.Struct):
     """A job of a workflow."""
 
     job_id: Uuid
@@ -281,7 +267,7 @@ class WorkflowJob(TypedDict):
     finished_at: Time | None
 
 
-class Workflow(TypedDict):
+class Workflow(msgspec.Struct):
     """A workflow and its jobs. Its status follows from theirs."""
 
     workflow_id: Uuid
@@ -296,7 +282,7 @@ class Workflow(TypedDict):
     more_jobs: Annotated[bool, Meta(examples=[False])]
 
 
-class KindPolicy(TypedDict):
+class KindPolicy(msgspec.Struct):
     """The settings of one job kind; null means the default policy."""
 
     job_kind: JobKind
@@ -308,19 +294,14 @@ class KindPolicy(TypedDict):
     retention_seconds: Retention | None
 
 
-class RegistrationRow(TypedDict):
+class RegistrationRow(JobRegistration, frozen=True):
     """A registration: each event of this type creates one job of this kind."""
 
-    event_type: EventType
-    job_kind: JobKind
-    executor: JobExecutor
-    priority: Priority
-    active: bool
     registered_by: Name
     registered_at: Time
 
 
-class JobQueueConfiguration(TypedDict):
+class JobQueueConfiguration(msgspec.Struct):
     """The switch, the policies, the registrations and the current counts."""
 
     enabled: bool

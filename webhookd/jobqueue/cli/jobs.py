@@ -31,7 +31,7 @@ from webhookd.jobqueue.cli.options import (
     workflow_id,
 )
 from webhookd.jobqueue.cli.work import work
-from webhookd.jobqueue.states import JobStatus
+from webhookd.jobqueue.fields import JobStatus
 
 MAX_SAFE_PAYLOAD_BYTES = 64 * 1024
 PAYLOAD_CHARACTERS = 2000

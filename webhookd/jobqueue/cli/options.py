@@ -8,7 +8,7 @@ import click
 
 from webhookd.cli.text import escaped, parsed_time
 from webhookd.core.limits import MAX_PRIORITY, MIN_PRIORITY
-from webhookd.jobqueue.states import Executor
+from webhookd.jobqueue.fields import Executor
 
 priority_option = click.option(
     "--priority",
