@@ -25,7 +25,7 @@ from webhookd.http.requests import (
 )
 from webhookd.http.responses import json_response, list_response, raw_json
 from webhookd.http.routes import ALREADY_EXISTS, UUID_ID, DatabaseResource, route
-from webhookd.jobqueue import queries, reads
+from webhookd.jobqueue import queries, reads, results
 from webhookd.jobqueue.fields import JobKeyHeader
 from webhookd.jobqueue.requests import (
     CancelJob,
@@ -36,18 +36,6 @@ from webhookd.jobqueue.requests import (
     NewRegistration,
     NewWorkflow,
     RequeueJob,
-)
-from webhookd.jobqueue.results import (
-    CancelledJob,
-    EnqueuedJob,
-    JobPage,
-    JobQueueConfiguration,
-    JobRefusal,
-    JobRegistration,
-    JobWithRuns,
-    OpenedWorkflow,
-    RequeuedJob,
-    Workflow,
 )
 from webhookd.wakeups import Work
 
@@ -76,9 +64,9 @@ _MISSING = {
 _CODES = {"running": "job_running", "finished": "job_finished"}
 
 
-def accepted(result: Value | JobRefusal) -> Value:
+def accepted(result: Value | results.JobRefusal) -> Value:
     """The result itself; raises a Problem for a refusal."""
-    if not isinstance(result, JobRefusal):
+    if not isinstance(result, results.JobRefusal):
         return result
     if result.reason in _MISSING:
         raise Problem(404, "not_found", _MISSING[result.reason])
@@ -101,6 +89,12 @@ class JobQueueResource(DatabaseResource):
         )
         return accepted(outcome)
 
+    async def _job_arguments(self, request: web.Request, kind: type[Value]) -> dict[str, Any]:
+        """The job's id from the path, and the fields of the body."""
+        job_id = path_uuid(request, "job")
+        body = await read_json(request, kind, self._max_bytes)
+        return {"job_id": job_id} | msgspec.structs.asdict(body)
+
     def _moved(self, result: msgspec.Struct, status: int = 200) -> web.Response:
         """The response for a job that has a new state, which an event announces."""
         self._wakeups.wake(Work.EVENTS)
@@ -114,7 +108,7 @@ class Jobs(JobQueueResource):
         "POST /v1/jobs",
         "jobs",
         "Enqueue a job",
-        EnqueuedJob,
+        results.EnqueuedJob,
         CREATED,
         description="Answered after the commit. A key is required, in the body or in the header; if "
         "given in both, it must be the same. The same kind and key with the same content returns the "
@@ -141,10 +135,10 @@ class Jobs(JobQueueResource):
             "idempotency_key": key,
             "safe_payload": bytes(job.safe_payload).decode(),
         }
-        enqueued = await self._call(request, "fn_job_enqueue", EnqueuedJob, **fields)
+        enqueued = await self._call(request, "fn_job_enqueue", results.EnqueuedJob, **fields)
         return self._moved(enqueued, DUPLICATE if enqueued.duplicate else CREATED)
 
-    @route("GET /v1/jobs", "jobs", "List jobs", JobPage, query=JobsQuery)
+    @route("GET /v1/jobs", "jobs", "List jobs", results.JobPage, query=JobsQuery)
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, JobsQuery)
         # One row more than the page shows whether there is a next page.
@@ -155,7 +149,7 @@ class Jobs(JobQueueResource):
         )
         return list_response(rows, query.limit, key="job_id")
 
-    @route(f"GET /v1/jobs/{UUID_ID}", "jobs", "Get a job and its transitions", JobWithRuns)
+    @route(f"GET /v1/jobs/{UUID_ID}", "jobs", "Get a job and its transitions", results.JobWithRuns)
     async def _get(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
         found = await self._database.run(lambda connection: reads.job(connection, job_id))
@@ -173,23 +167,20 @@ class Jobs(JobQueueResource):
         f"POST /v1/jobs/{UUID_ID}/cancel",
         "jobs",
         "Cancel a job that no executor holds",
-        CancelledJob,
+        results.CancelledJob,
         description="Cancels a waiting job, or resolves a dead letter.",
         body=CancelJob,
         own_problems=((409, "job_running"), (409, "job_finished"), (409, "already_requeued")),
     )
     async def _cancel(self, request: web.Request) -> web.Response:
-        job_id = path_uuid(request, "job")
-        body = await read_json(request, CancelJob, self._max_bytes)
-        return self._moved(
-            await self._call(request, "fn_job_cancel", CancelledJob, job_id=job_id, reason=body.reason)
-        )
+        arguments = await self._job_arguments(request, CancelJob)
+        return self._moved(await self._call(request, "fn_job_cancel", results.CancelledJob, **arguments))
 
     @route(
         f"POST /v1/jobs/{UUID_ID}/requeue",
         "jobs",
         "Requeue a dead letter",
-        RequeuedJob,
+        results.RequeuedJob,
         CREATED,
         description="Creates a new job whose parent is the dead letter. Possible once: a repeated "
         "request gets 409 with the id of the new job.",
@@ -201,7 +192,7 @@ class Jobs(JobQueueResource):
         job_id = path_uuid(request, "job")
         body = await read_optional_json(request, RequeueJob, self._max_bytes)
         requeued = await self._call(
-            request, "fn_job_requeue", RequeuedJob, job_id=job_id, deadline_at=body.deadline_at
+            request, "fn_job_requeue", results.RequeuedJob, job_id=job_id, deadline_at=body.deadline_at
         )
         return self._moved(requeued, CREATED)
 
@@ -213,7 +204,7 @@ class JobWorkflows(JobQueueResource):
         "POST /v1/job-workflows",
         "jobs",
         "Open a workflow",
-        OpenedWorkflow,
+        results.OpenedWorkflow,
         CREATED,
         description="Its jobs refer to it by `workflow_id`. Choose the id yourself to make a "
         "repeated request safe.",
@@ -224,10 +215,10 @@ class JobWorkflows(JobQueueResource):
     async def _open(self, request: web.Request) -> web.Response:
         workflow = await read_json(request, NewWorkflow, self._max_bytes)
         fields = msgspec.structs.asdict(workflow)
-        opened = await self._call(request, "fn_job_workflow_open", OpenedWorkflow, **fields)
+        opened = await self._call(request, "fn_job_workflow_open", results.OpenedWorkflow, **fields)
         return json_response(msgspec.structs.asdict(opened), DUPLICATE if opened.duplicate else CREATED)
 
-    @route(f"GET /v1/job-workflows/{UUID_ID}", "jobs", "Get a workflow and its jobs", Workflow)
+    @route(f"GET /v1/job-workflows/{UUID_ID}", "jobs", "Get a workflow and its jobs", results.Workflow)
     async def _get(self, request: web.Request) -> web.Response:
         workflow_id = path_uuid(request, "workflow")
         found = await self._database.run(lambda connection: reads.workflow(connection, workflow_id))
@@ -243,7 +234,7 @@ class JobQueueSwitch(JobQueueResource):
         "GET /v1/job-substrate",
         "jobs",
         "Get the configuration and the counts of the job queue",
-        JobQueueConfiguration,
+        results.JobQueueConfiguration,
     )
     async def _get(self, _: web.Request) -> web.Response:
         return json_response(await self._database.run(_configuration))
@@ -252,7 +243,7 @@ class JobQueueSwitch(JobQueueResource):
         "PATCH /v1/job-substrate",
         "operate",
         "Enable or disable the job queue, or change its policies",
-        JobQueueConfiguration,
+        results.JobQueueConfiguration,
         description="While it is disabled, no job is enqueued or claimed; running jobs can still "
         "finish. Settings in `[jobs]` of an instance's configuration file are written again when "
         "that instance starts.",
@@ -271,7 +262,7 @@ class JobQueueSwitch(JobQueueResource):
         "POST /v1/job-registrations",
         "operate",
         "Create a job of one kind for each event of one type",
-        JobRegistration,
+        results.JobRegistration,
         description="Applies to events published from now on. A repeated request replaces the "
         "executor and the priority. With `active: false` the registration is deactivated and "
         "otherwise unchanged; the answer shows its executor and priority.",
@@ -282,7 +273,9 @@ class JobQueueSwitch(JobQueueResource):
         wanted = await read_json(request, NewRegistration, self._max_bytes)
         fields = msgspec.structs.asdict(wanted)
         kind = fields.pop("job_kind")
-        registered = await self._call(request, "fn_job_register_event", JobRegistration, kind=kind, **fields)
+        registered = await self._call(
+            request, "fn_job_register_event", results.JobRegistration, kind=kind, **fields
+        )
         return json_response(msgspec.structs.asdict(registered))
 
 

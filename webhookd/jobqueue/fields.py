@@ -10,7 +10,6 @@ import msgspec
 from msgspec import Meta
 
 from webhookd.core import limits
-from webhookd.core.limits import LABEL
 from webhookd.http.fields import CorrelationId, IdempotencyKey, KeyHeader, Uuid
 
 
@@ -50,10 +49,19 @@ class WorkflowStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-JobKind: TypeAlias = Annotated[
+def _label(max_characters: int, example: str) -> Meta:
+    return Meta(min_length=1, max_length=max_characters, pattern=limits.LABEL, examples=[example])
+
+
+JobKind: TypeAlias = Annotated[str, _label(limits.MAX_JOB_KIND_CHARACTERS, "thumbnail.make")]
+Domain: TypeAlias = Annotated[str, _label(limits.MAX_JOB_KIND_CHARACTERS, "general")]
+Name: TypeAlias = Annotated[str, _label(limits.MAX_NAME_CHARACTERS, "worker-7")]
+Ref: TypeAlias = Annotated[
     str,
-    Meta(min_length=1, max_length=limits.MAX_JOB_KIND_CHARACTERS, pattern=LABEL, examples=["thumbnail.make"]),
+    _label(limits.MAX_REF_CHARACTERS, "s3://pictures/7.png"),
+    Meta(description="A reference to the data, never the data itself."),
 ]
+ShortText: TypeAlias = Annotated[str, _label(limits.MAX_WORDS_CHARACTERS, "40 of 100 pages")]
 JobKey: TypeAlias = Annotated[
     IdempotencyKey,
     Meta(
@@ -68,37 +76,13 @@ JobCorrelationId: TypeAlias = Annotated[
 WorkflowCorrelationId: TypeAlias = Annotated[
     CorrelationId, Meta(description="Stored with the workflow. Its jobs have their own correlation ids.")
 ]
-Name: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=limits.MAX_NAME_CHARACTERS, pattern=LABEL, examples=["worker-7"])
-]
-Domain: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=limits.MAX_JOB_KIND_CHARACTERS, pattern=LABEL, examples=["general"])
-]
-Ref: TypeAlias = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=limits.MAX_REF_CHARACTERS,
-        pattern=LABEL,
-        examples=["s3://pictures/7.png"],
-        description="A reference to the data, never the data itself.",
-    ),
-]
-ShortText: TypeAlias = Annotated[
-    str,
-    Meta(min_length=1, max_length=limits.MAX_WORDS_CHARACTERS, pattern=LABEL, examples=["40 of 100 pages"]),
-]
 JobExecutor: TypeAlias = Annotated[Executor, Meta(examples=["external_worker"])]
 JobState: TypeAlias = Annotated[JobStatus, Meta(examples=["queued"])]
 WorkflowState: TypeAlias = Annotated[WorkflowStatus, Meta(examples=["active"])]
 Priority: TypeAlias = Annotated[
     int,
-    Meta(
-        ge=limits.MIN_PRIORITY,
-        le=limits.MAX_PRIORITY,
-        examples=[0],
-        description="Jobs with a higher priority are claimed first.",
-    ),
+    Meta(ge=limits.MIN_PRIORITY, le=limits.MAX_PRIORITY, examples=[0]),
+    Meta(description="Jobs with a higher priority are claimed first."),
 ]
 LeaseToken: TypeAlias = Annotated[
     Uuid,
@@ -106,21 +90,13 @@ LeaseToken: TypeAlias = Annotated[
 ]
 LeaseSeconds: TypeAlias = Annotated[
     float,
-    Meta(
-        gt=0,
-        le=limits.MAX_LEASE_SECONDS,
-        examples=[60.0],
-        description="Length of the lease, counted from the claim and from each progress report.",
-    ),
+    Meta(gt=0, le=limits.MAX_LEASE_SECONDS, examples=[60.0]),
+    Meta(description="Length of the lease, counted from the claim and from each progress report."),
 ]
 WaitSeconds: TypeAlias = Annotated[
     float,
-    Meta(
-        ge=0,
-        le=limits.MAX_CLAIM_WAIT_SECONDS,
-        examples=[20.0],
-        description="How long to wait for a job if none can be claimed now.",
-    ),
+    Meta(ge=0, le=limits.MAX_CLAIM_WAIT_SECONDS, examples=[20.0]),
+    Meta(description="How long to wait for a job if none can be claimed now."),
 ]
 _SAFE = Meta(
     description="A JSON object of at most 16 KiB with what the executor needs at once. Its top level must "
@@ -147,12 +123,8 @@ Retention: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JOB_RETENTION_S
 Jitter: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JITTER, examples=[0.0])]
 Recoveries: TypeAlias = Annotated[
     int,
-    Meta(
-        ge=0,
-        le=limits.MAX_LEASE_RECOVERIES,
-        examples=[5],
-        description="How often a lease may expire without a report. The next expiry counts as a failure.",
-    ),
+    Meta(ge=0, le=limits.MAX_LEASE_RECOVERIES, examples=[5]),
+    Meta(description="How often a lease may expire without a report. The next expiry counts as a failure."),
 ]
 Duplicate: TypeAlias = Annotated[
     bool, Meta(examples=[False], description="True if an earlier request did this; nothing changed.")

@@ -11,7 +11,7 @@ from aiohttp import web
 from webhookd.context import Context
 from webhookd.http.auth import ACTOR
 from webhookd.http.problems import unavailable
-from webhookd.http.requests import path_uuid, read_json
+from webhookd.http.requests import read_json
 from webhookd.http.responses import json_response, no_content, raw_json
 from webhookd.http.routes import UUID_ID, QueryRunner, route
 from webhookd.http.server import connection_cap
@@ -180,16 +180,9 @@ class JobLeases(JobQueueResource):
         own_problems=(STALE_LEASE,),
     )
     async def _progress(self, request: web.Request) -> web.Response:
-        job_id = path_uuid(request, "job")
-        report = await read_json(request, ReportProgress, self._max_bytes)
-        renewed = await self._call(
-            request,
-            "fn_job_progress",
-            RenewedLease,
-            job_id=job_id,
-            status_signal_only=report.status_signal,
-            lease_token=report.lease_token,
-        )
+        report = await self._job_arguments(request, ReportProgress)
+        report["status_signal_only"] = report.pop("status_signal")
+        renewed = await self._call(request, "fn_job_progress", RenewedLease, **report)
         if renewed.started:
             return self._moved(renewed)
         return json_response(msgspec.structs.asdict(renewed))  # later renewals emit no event
@@ -204,9 +197,8 @@ class JobLeases(JobQueueResource):
         own_problems=(STALE_LEASE, ALREADY_REPORTED),
     )
     async def _succeed(self, request: web.Request) -> web.Response:
-        job_id = path_uuid(request, "job")
-        report = msgspec.structs.asdict(await read_json(request, ReportSuccess, self._max_bytes))
-        return self._moved(await self._call(request, "fn_job_succeed", ReportedJob, job_id=job_id, **report))
+        report = await self._job_arguments(request, ReportSuccess)
+        return self._moved(await self._call(request, "fn_job_succeed", ReportedJob, **report))
 
     @route(
         f"POST /v1/jobs/{UUID_ID}/fail",
@@ -220,7 +212,6 @@ class JobLeases(JobQueueResource):
         own_problems=(STALE_LEASE, ALREADY_REPORTED),
     )
     async def _fail(self, request: web.Request) -> web.Response:
-        job_id = path_uuid(request, "job")
-        report = msgspec.structs.asdict(await read_json(request, ReportFailure, self._max_bytes))
+        report = await self._job_arguments(request, ReportFailure)
         function = "fn_job_fail_permanent" if report.pop("permanent") else "fn_job_fail_transient"
-        return self._moved(await self._call(request, function, ReportedJob, job_id=job_id, **report))
+        return self._moved(await self._call(request, function, ReportedJob, **report))

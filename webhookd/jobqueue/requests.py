@@ -38,20 +38,14 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # An example of its own, which can be sent as it is: it refers to no event, workflow or other job.
-JobToEnqueue: TypeAlias = Annotated[
-    NewJob,
-    Meta(
-        examples=[
-            {
-                "kind": "thumbnail.make",
-                "executor": "external_worker",
-                "idempotency_key": "picture-7",
-                "payload_ref": "s3://pictures/7.png",
-                "safe_payload": {"width": 200},
-            }
-        ]
-    ),
-]
+_EXAMPLE = {
+    "kind": "thumbnail.make",
+    "executor": "external_worker",
+    "idempotency_key": "picture-7",
+    "payload_ref": "s3://pictures/7.png",
+    "safe_payload": {"width": 200},
+}
+JobToEnqueue: TypeAlias = Annotated[NewJob, Meta(examples=[_EXAMPLE])]
 
 
 class ClaimJob(msgspec.Struct, forbid_unknown_fields=True):

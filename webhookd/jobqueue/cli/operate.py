@@ -14,13 +14,7 @@ from webhookd.cli import output
 from webhookd.cli.client import Answer, Client, asks_daemon
 from webhookd.cli.options import example, json_option, some_text
 from webhookd.cli.text import count, duration, escaped
-from webhookd.core.limits import (
-    MAX_ATTEMPTS,
-    MAX_JOB_DELAY_SECONDS,
-    MAX_LEASE_RECOVERIES,
-    MAX_PRIORITY,
-    MIN_PRIORITY,
-)
+from webhookd.core import limits
 from webhookd.jobqueue.fields import Executor
 
 PATH = "/v1/job-substrate"
@@ -28,7 +22,7 @@ DEFAULT = "default"
 
 priority_option = click.option(
     "--priority",
-    type=click.IntRange(MIN_PRIORITY, MAX_PRIORITY),
+    type=click.IntRange(limits.MIN_PRIORITY, limits.MAX_PRIORITY),
     default=0,
     show_default=True,
     help="Jobs with a higher priority are claimed first.",
@@ -94,11 +88,11 @@ def _number(lowest: int, highest: int, *, whole: bool = False) -> Callable[[str]
     return parsed
 
 
-_SECONDS = _number(0, MAX_JOB_DELAY_SECONDS)
+_SECONDS = _number(0, limits.MAX_JOB_DELAY_SECONDS)
 # Each setting of a policy: the type, the metavar and the help of its option.
 _SETTINGS = {
     "max_attempts": (
-        _number(1, MAX_ATTEMPTS, whole=True),
+        _number(1, limits.MAX_ATTEMPTS, whole=True),
         "N",
         "Maximum number of attempts, including the first.",
     ),
@@ -106,7 +100,7 @@ _SETTINGS = {
     "max_delay_seconds": (_SECONDS, "S", "Longest delay before a retry."),
     "jitter": (_number(0, 1), "PART", "Random part of a delay that is added."),
     "max_lease_recoveries": (
-        _number(0, MAX_LEASE_RECOVERIES, whole=True),
+        _number(0, limits.MAX_LEASE_RECOVERIES, whole=True),
         "N",
         "Expired leases per attempt before it counts as a failure.",
     ),
