@@ -4,7 +4,7 @@ Executors use leases.py. Changing the job queue needs the scope `operate`; the o
 code of a problem is the refusal's reason, unless another API has that code.
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -25,21 +25,10 @@ from webhookd.http.requests import (
 )
 from webhookd.http.responses import json_response, list_response, raw_json
 from webhookd.http.routes import ALREADY_EXISTS, UUID_ID, DatabaseResource, route
-from webhookd.jobqueue import queries, reads, results
+from webhookd.jobqueue import queries, reads, requests, results
 from webhookd.jobqueue.fields import JobKeyHeader
-from webhookd.jobqueue.requests import (
-    CancelJob,
-    JobQueueChange,
-    JobsQuery,
-    JobToEnqueue,
-    NewJob,
-    NewRegistration,
-    NewWorkflow,
-    RequeueJob,
-)
+from webhookd.jobqueue.queries import Value
 from webhookd.wakeups import Work
-
-Value = TypeVar("Value", bound=msgspec.Struct)
 
 CREATED = 201
 DUPLICATE = 200
@@ -115,7 +104,7 @@ class Jobs(JobQueueResource):
         "existing job in its current state, with 200; with different content, 409. The content is "
         "executor, source_ref, target_ref, payload_ref, safe_payload, workflow_id and parent_job_id. "
         "Other fields of a repeated request are ignored.",
-        body=JobToEnqueue,
+        body=requests.JobToEnqueue,
         headers={"Idempotency-Key": JobKeyHeader},
         other_responses={DUPLICATE: ALREADY_EXISTS},
         own_problems=(
@@ -127,7 +116,7 @@ class Jobs(JobQueueResource):
     )
     async def _enqueue(self, request: web.Request) -> web.Response:
         in_header = key_in_header(request)
-        job = await read_json(request, NewJob, self._max_bytes)
+        job = await read_json(request, requests.NewJob, self._max_bytes)
         key = agreed_key(in_header, job.idempotency_key)
         if key is None:
             raise invalid("idempotency_key is required, in the body or as the header Idempotency-Key")
@@ -138,9 +127,9 @@ class Jobs(JobQueueResource):
         enqueued = await self._call(request, "fn_job_enqueue", results.EnqueuedJob, **fields)
         return self._moved(enqueued, DUPLICATE if enqueued.duplicate else CREATED)
 
-    @route("GET /v1/jobs", "jobs", "List jobs", results.JobPage, query=JobsQuery)
+    @route("GET /v1/jobs", "jobs", "List jobs", results.JobPage, query=requests.JobsQuery)
     async def _list(self, request: web.Request) -> web.Response:
-        query = read_query(request, JobsQuery)
+        query = read_query(request, requests.JobsQuery)
         # One row more than the page shows whether there is a next page.
         rows = await self._database.run(
             lambda connection: reads.jobs(
@@ -169,11 +158,11 @@ class Jobs(JobQueueResource):
         "Cancel a job that no executor holds",
         results.CancelledJob,
         description="Cancels a waiting job, or resolves a dead letter.",
-        body=CancelJob,
+        body=requests.CancelJob,
         own_problems=((409, "job_running"), (409, "job_finished"), (409, "already_requeued")),
     )
     async def _cancel(self, request: web.Request) -> web.Response:
-        arguments = await self._job_arguments(request, CancelJob)
+        arguments = await self._job_arguments(request, requests.CancelJob)
         return self._moved(await self._call(request, "fn_job_cancel", results.CancelledJob, **arguments))
 
     @route(
@@ -184,13 +173,13 @@ class Jobs(JobQueueResource):
         CREATED,
         description="Creates a new job whose parent is the dead letter. Possible once: a repeated "
         "request gets 409 with the id of the new job.",
-        body=RequeueJob,
+        body=requests.RequeueJob,
         body_optional=True,
         own_problems=((409, "already_requeued"), (409, "not_dead_letter"), DISABLED),
     )
     async def _requeue(self, request: web.Request) -> web.Response:
         job_id = path_uuid(request, "job")
-        body = await read_optional_json(request, RequeueJob, self._max_bytes)
+        body = await read_optional_json(request, requests.RequeueJob, self._max_bytes)
         requeued = await self._call(
             request, "fn_job_requeue", results.RequeuedJob, job_id=job_id, deadline_at=body.deadline_at
         )
@@ -208,12 +197,12 @@ class JobWorkflows(JobQueueResource):
         CREATED,
         description="Its jobs refer to it by `workflow_id`. Choose the id yourself to make a "
         "repeated request safe.",
-        body=NewWorkflow,
+        body=requests.NewWorkflow,
         other_responses={DUPLICATE: ALREADY_EXISTS},
         own_problems=((409, "workflow_conflict"), DISABLED),
     )
     async def _open(self, request: web.Request) -> web.Response:
-        workflow = await read_json(request, NewWorkflow, self._max_bytes)
+        workflow = await read_json(request, requests.NewWorkflow, self._max_bytes)
         fields = msgspec.structs.asdict(workflow)
         opened = await self._call(request, "fn_job_workflow_open", results.OpenedWorkflow, **fields)
         return json_response(msgspec.structs.asdict(opened), DUPLICATE if opened.duplicate else CREATED)
@@ -247,10 +236,10 @@ class JobQueueSwitch(JobQueueResource):
         description="While it is disabled, no job is enqueued or claimed; running jobs can still "
         "finish. Settings in `[jobs]` of an instance's configuration file are written again when "
         "that instance starts.",
-        body=JobQueueChange,
+        body=requests.JobQueueChange,
     )
     async def _change(self, request: web.Request) -> web.Response:
-        change = await read_json(request, JobQueueChange, self._max_bytes)
+        change = await read_json(request, requests.JobQueueChange, self._max_bytes)
         configuration = await self._database.run(
             lambda connection: _changed(connection, change, str(request[ACTOR]))
         )
@@ -266,11 +255,11 @@ class JobQueueSwitch(JobQueueResource):
         description="Applies to events published from now on. A repeated request replaces the "
         "executor and the priority. With `active: false` the registration is deactivated and "
         "otherwise unchanged; the answer shows its executor and priority.",
-        body=NewRegistration,
+        body=requests.NewRegistration,
         own_problems=((404, "not_found"),),
     )
     async def _register(self, request: web.Request) -> web.Response:
-        wanted = await read_json(request, NewRegistration, self._max_bytes)
+        wanted = await read_json(request, requests.NewRegistration, self._max_bytes)
         fields = msgspec.structs.asdict(wanted)
         kind = fields.pop("job_kind")
         registered = await self._call(
@@ -279,7 +268,7 @@ class JobQueueSwitch(JobQueueResource):
         return json_response(msgspec.structs.asdict(registered))
 
 
-async def _changed(connection: Connection, change: JobQueueChange, actor: str) -> Row:
+async def _changed(connection: Connection, change: requests.JobQueueChange, actor: str) -> Row:
     """Apply all changes in one transaction."""
     async with connection.transaction():
         if change.policy is not UNSET:

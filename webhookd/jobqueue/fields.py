@@ -65,8 +65,7 @@ ShortText: TypeAlias = Annotated[str, _label(limits.MAX_WORDS_CHARACTERS, "40 of
 JobKey: TypeAlias = Annotated[
     IdempotencyKey,
     Meta(
-        examples=["picture-7"],
-        description="There is one job per kind and key, however often it is enqueued.",
+        examples=["picture-7"], description="There is one job per kind and key, however often it is enqueued."
     ),
 ]
 JobKeyHeader: TypeAlias = Annotated[KeyHeader, Meta(examples=["picture-7"])]
@@ -85,8 +84,7 @@ Priority: TypeAlias = Annotated[
     Meta(description="Jobs with a higher priority are claimed first."),
 ]
 LeaseToken: TypeAlias = Annotated[
-    Uuid,
-    Meta(description="Returned by the claim. Its owner holds the job until the lease is taken back."),
+    Uuid, Meta(description="Returned by the claim. Its owner holds the job until the lease is taken back.")
 ]
 LeaseSeconds: TypeAlias = Annotated[
     float,
@@ -110,10 +108,7 @@ PayloadClassification: TypeAlias = Annotated[str, Meta(examples=["safe_metadata"
 Detail: TypeAlias = Annotated[Any, Meta(examples=[{"lease_name": "thumbnail.make"}])]
 JobErrorCode: TypeAlias = Annotated[
     str,
-    Meta(
-        examples=["EXIT_1"],
-        description="Set by the executor. LEASE_EXPIRED: the executor did not report.",
-    ),
+    Meta(examples=["EXIT_1"], description="Set by the executor. LEASE_EXPIRED: the executor did not report."),
 ]
 ErrorText: TypeAlias = Annotated[str, Meta(pattern=limits.FREE_TEXT, examples=["no such picture"])]
 Attempts: TypeAlias = Annotated[int, Meta(ge=1, le=limits.MAX_ATTEMPTS, examples=[5])]

@@ -171,6 +171,5 @@ class NewRegistration(msgspec.Struct, forbid_unknown_fields=True):
     )
     priority: fields.Priority = 0
     active: Annotated[
-        bool,
-        Meta(description="False: events of this type stop creating these jobs; nothing else changes."),
+        bool, Meta(description="False: events of this type stop creating these jobs; nothing else changes.")
     ] = True

@@ -143,9 +143,8 @@ class JobPolicy(msgspec.Struct, frozen=True):
 
 
 class SpawnedJobs(msgspec.Struct, frozen=True):
-    """Counts of one batch of events that created jobs."""
+    """The number of jobs that one batch of events created."""
 
-    events: int
     jobs: int
     more: bool
 
@@ -219,8 +218,7 @@ class JobWithRuns(Job, frozen=True):
     max_attempts: Annotated[fields.Attempts, Meta(description="From the current policy of its kind.")]
     requeued_as: Annotated[Uuid | None, Meta(description="The job that replaced this dead letter.")]
     runs: Annotated[
-        list[JobRun],
-        Meta(description="The last 500 transitions, oldest first. Lease renewals are left out."),
+        list[JobRun], Meta(description="The last 500 transitions, oldest first. Lease renewals are left out.")
     ]
     more_runs: Annotated[bool, Meta(examples=[False], description="True if there are earlier ones.")]
 

@@ -12,7 +12,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -49,15 +49,12 @@ class LeaseLost(Exception):
     """Another executor may hold the job by now, or the result could not be reported."""
 
 
-class Delays:
-    """Growing random delays, so that workers do not all reconnect at once."""
-
-    def __init__(self) -> None:
-        self._next_seconds = FIRST_DELAY_SECONDS
-
-    def next_seconds(self) -> float:
-        delay_seconds, self._next_seconds = self._next_seconds, min(self._next_seconds * 2, MAX_DELAY_SECONDS)
-        return delay_seconds * random.uniform(0.5, 1)  # noqa: S311  not used for security
+def growing_delays() -> Iterator[float]:
+    """Delays in seconds, random, so that workers do not all reconnect at once."""
+    delay_seconds = FIRST_DELAY_SECONDS
+    while True:
+        yield delay_seconds * random.uniform(0.5, 1)  # noqa: S311  not used for security
+        delay_seconds = min(delay_seconds * 2, MAX_DELAY_SECONDS)
 
 
 class JobLease:
@@ -79,19 +76,17 @@ class JobLease:
 
     async def renew(self) -> None:
         """Renew now, retrying while the daemon is unavailable; raises LeaseLost when the lease has ended."""
-        delays = Delays()
+        delays = growing_delays()
         while True:
             requested_at = time.monotonic()
             try:
                 # A daemon that accepts the request and does not answer must not outlast the lease.
                 async with asyncio.timeout(self._ends_at - requested_at):
-                    await self._post("progress", {"lease_token": self._token})
+                    await self._post("progress")
             except TimeoutError as error:
                 raise LeaseLost("the lease could not be renewed: no answer in time") from error
-            except RequestRefused as error:
-                raise LeaseLost(str(error)) from error
             except ServiceUnavailable as error:
-                delay_seconds = min(delays.next_seconds(), self._lease_seconds / RENEWALS)
+                delay_seconds = min(next(delays), self._lease_seconds / RENEWALS)
                 if time.monotonic() + delay_seconds >= self._ends_at:
                     raise LeaseLost(f"the lease could not be renewed: {error}") from error
                 await asyncio.sleep(delay_seconds)
@@ -111,25 +106,24 @@ class JobLease:
 
     async def report(self, action: str, is_stopping: Callable[[], bool], **fields: object) -> None:
         """Report `succeed` or `fail`. Retrying is safe: a repeated report changes nothing."""
-        delays = Delays()
+        delays = growing_delays()
         give_up_at = time.monotonic() + self._lease_seconds + REPORT_GRACE_SECONDS
-        body = {"lease_token": self._token} | {
-            name: value for name, value in fields.items() if value is not None
-        }
         while True:
             try:
-                await self._post(action, body)
-            except RequestRefused as error:
-                raise LeaseLost(str(error)) from error
+                await self._post(action, **fields)
             except ServiceUnavailable as error:
                 if is_stopping() or time.monotonic() >= give_up_at:
                     raise LeaseLost(f"the result could not be reported: {error}") from error
-                await asyncio.sleep(delays.next_seconds())
+                await asyncio.sleep(next(delays))
             else:
                 return
 
-    async def _post(self, action: str, body: Mapping[str, object]) -> None:
-        await self._client.request("POST", f"/v1/jobs/{self.job_id}/{action}", body)
+    async def _post(self, action: str, **fields: object) -> None:
+        body = {"lease_token": self._token} | fields
+        try:
+            await self._client.request("POST", f"/v1/jobs/{self.job_id}/{action}", body)
+        except RequestRefused as error:
+            raise LeaseLost(str(error)) from error
 
 
 class CommandSuccess(NamedTuple):

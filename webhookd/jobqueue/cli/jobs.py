@@ -127,7 +127,9 @@ def enqueue(
     If a job with this kind and key exists, its id is printed with `duplicate` and its status. The content
     must be the same: executor, references, safe payload, workflow and parent.
     """
-    _require_in_order(given["after"], given["deadline"])
+    after, deadline = given["after"], given["deadline"]
+    if after and deadline and datetime.fromisoformat(deadline) <= datetime.fromisoformat(after):
+        raise click.UsageError("--deadline must be after --after")
     job = {_FIELDS.get(name, name): value for name, value in given.items() if value is not None}
     job["idempotency_key"] = key or uuid4().hex
     if safe_payload is not None:
@@ -199,11 +201,6 @@ def requeue(client: Client, *, job: str, deadline: str | None, as_json: bool) ->
 
 for subcommand in (*operate.COMMANDS, work):
     command.add_command(subcommand)
-
-
-def _require_in_order(after: str | None, deadline: str | None) -> None:
-    if after and deadline and datetime.fromisoformat(deadline) <= datetime.fromisoformat(after):
-        raise click.UsageError("--deadline must be after --after")
 
 
 def _object(text: str) -> msgspec.Raw:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,10 +21,10 @@ from webhookd.core.limits import MAX_LEASE_SECONDS
 from webhookd.jobqueue.cli.execution import (
     CommandFailure,
     CommandSuccess,
-    Delays,
     JobLease,
     LeaseLost,
     RunningCommand,
+    growing_delays,
 )
 from webhookd.jobqueue.cli.operate import executor_option
 
@@ -85,10 +85,7 @@ class WorkOptions:
     "when the lease ends.",
 )
 @click.option(
-    "--holder",
-    type=some_text,
-    metavar="NAME",
-    help="Name of this worker in the ledger (default: host:pid).",
+    "--holder", type=some_text, metavar="NAME", help="Name of this worker in the ledger (default: host:pid)."
 )
 @click.option(
     "--once",
@@ -188,7 +185,7 @@ class CommandWorker:
             self._stopping.set()
 
     async def _work(self) -> None:
-        delays = Delays()
+        delays = growing_delays()
         while not self._stopping.is_set():
             try:
                 claimed = await self._claim_unless_stopping()
@@ -197,8 +194,10 @@ class CommandWorker:
                 continue
             if claimed is None:
                 return
-            self._daemon_answered()
-            delays = Delays()
+            if self._is_waiting_for_daemon:
+                self._is_waiting_for_daemon = False
+                self._say("claiming jobs again")
+            delays = growing_delays()
             if not claimed.body:
                 continue
             lease = self._lease(claimed)
@@ -217,7 +216,9 @@ class CommandWorker:
         except (KeyError, TypeError, ValueError) as error:
             raise unexpected(self._client, error) from error
 
-    async def _wait_for_daemon(self, error: ServiceUnavailable | RequestRefused, delays: Delays) -> None:
+    async def _wait_for_daemon(
+        self, error: ServiceUnavailable | RequestRefused, delays: Iterator[float]
+    ) -> None:
         """Wait if the daemon is unavailable or the queue disabled; other refusals are permanent."""
         if self._stopping.is_set():
             return
@@ -227,13 +228,8 @@ class CommandWorker:
             self._is_waiting_for_daemon = True
             self._say(f"{error}; waiting")
         with suppress(TimeoutError):
-            async with asyncio.timeout(delays.next_seconds()):
+            async with asyncio.timeout(next(delays)):
                 await self._stopping.wait()
-
-    def _daemon_answered(self) -> None:
-        if self._is_waiting_for_daemon:
-            self._is_waiting_for_daemon = False
-            self._say("claiming jobs again")
 
     async def _run_job(self, lease: JobLease) -> None:
         await lease.renew()
