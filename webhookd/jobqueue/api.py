@@ -120,10 +120,8 @@ class Jobs(JobQueueResource):
         key = agreed_key(in_header, job.idempotency_key)
         if key is None:
             raise invalid("idempotency_key is required, in the body or as the header Idempotency-Key")
-        fields = msgspec.structs.asdict(job) | {
-            "idempotency_key": key,
-            "safe_payload": bytes(job.safe_payload).decode(),
-        }
+        payload = bytes(job.safe_payload).decode()
+        fields = msgspec.structs.asdict(job) | {"idempotency_key": key, "safe_payload": payload}
         enqueued = await self._call(request, "fn_job_enqueue", results.EnqueuedJob, **fields)
         return self._moved(enqueued, DUPLICATE if enqueued.duplicate else CREATED)
 
@@ -144,13 +142,8 @@ class Jobs(JobQueueResource):
         found = await self._database.run(lambda connection: reads.job(connection, job_id))
         if found is None:
             raise not_found("job", job_id)
-        return json_response(
-            found
-            | {
-                "safe_payload": raw_json(found["safe_payload"]),
-                "runs": [run | {"detail": raw_json(run["detail"])} for run in found["runs"]],
-            }
-        )
+        payload, runs = raw_json(found["safe_payload"]), _with_raw_details(found["runs"])
+        return json_response(found | {"safe_payload": payload, "runs": runs})
 
     @route(
         f"POST /v1/jobs/{UUID_ID}/cancel",
@@ -202,8 +195,7 @@ class JobWorkflows(JobQueueResource):
         own_problems=((409, "workflow_conflict"), DISABLED),
     )
     async def _open(self, request: web.Request) -> web.Response:
-        workflow = await read_json(request, requests.NewWorkflow, self._max_bytes)
-        fields = msgspec.structs.asdict(workflow)
+        fields = msgspec.structs.asdict(await read_json(request, requests.NewWorkflow, self._max_bytes))
         opened = await self._call(request, "fn_job_workflow_open", results.OpenedWorkflow, **fields)
         return json_response(msgspec.structs.asdict(opened), DUPLICATE if opened.duplicate else CREATED)
 
@@ -259,12 +251,9 @@ class JobQueueSwitch(JobQueueResource):
         own_problems=((404, "not_found"),),
     )
     async def _register(self, request: web.Request) -> web.Response:
-        wanted = await read_json(request, requests.NewRegistration, self._max_bytes)
-        fields = msgspec.structs.asdict(wanted)
-        kind = fields.pop("job_kind")
-        registered = await self._call(
-            request, "fn_job_register_event", results.JobRegistration, kind=kind, **fields
-        )
+        fields = msgspec.structs.asdict(await read_json(request, requests.NewRegistration, self._max_bytes))
+        fields["kind"] = fields.pop("job_kind")
+        registered = await self._call(request, "fn_job_register_event", results.JobRegistration, **fields)
         return json_response(msgspec.structs.asdict(registered))
 
 
@@ -284,5 +273,9 @@ async def _changed(connection: Connection, change: requests.JobQueueChange, acto
 
 async def _configuration(connection: Connection) -> Row:
     configuration = await reads.configuration(connection)
-    decisions = [row | {"detail": raw_json(row["detail"])} for row in configuration["decisions"]]
+    decisions = _with_raw_details(configuration["decisions"])
     return configuration | {"decisions": decisions, "queue": await queries.health(connection)}
+
+
+def _with_raw_details(ledger: list[Row]) -> list[Row]:
+    return [row | {"detail": raw_json(row["detail"])} for row in ledger]

@@ -206,7 +206,8 @@ class RunningCommand:
         if exit_code == 0:
             return self._success()
         code = f"SIGNAL_{-exit_code}" if exit_code < 0 else f"EXIT_{exit_code}"
-        return CommandFailure(code, self._message(), permanent=exit_code == EX_DATAERR)
+        message = self._stderr_tail.decode("utf-8", "replace").replace("\0", "\ufffd").strip()
+        return CommandFailure(code, message[-MAX_MESSAGE_CHARACTERS:], permanent=exit_code == EX_DATAERR)
 
     async def kill(self) -> None:
         """End the process group: SIGTERM, then SIGKILL even if the command ended, for its children."""
@@ -246,10 +247,6 @@ class RunningCommand:
                 sys.stderr.buffer.flush()
             self._stderr_tail += data
             del self._stderr_tail[: -4 * MAX_MESSAGE_CHARACTERS]
-
-    def _message(self) -> str:
-        text = self._stderr_tail.decode("utf-8", "replace").replace("\0", "\ufffd").strip()
-        return text[-MAX_MESSAGE_CHARACTERS:]
 
     def _success(self) -> CommandSuccess | CommandFailure:
         """The reference in the result file, if any. It must be one short line."""

@@ -252,10 +252,8 @@ def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
         if job[name] is not None:
             yield name.removesuffix("_at").replace("_", " "), output.time_field(job[name])
     if job["leased_until"] is not None:
-        yield (
-            "leased",
-            f"by {output.text(job['lease_holder'])} until {output.time_field(job['leased_until'])}",
-        )
+        until = output.time_field(job["leased_until"])
+        yield "leased", f"by {output.text(job['lease_holder'])} until {until}"
     yield "priority", str(job["priority"])
     limit = job.get("max_attempts")  # missing from an older daemon's answer
     yield "attempts", str(job["attempts"]) if limit is None else f"{job['attempts']} of {limit}"

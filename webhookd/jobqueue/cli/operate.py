@@ -89,21 +89,15 @@ def _number(lowest: int, highest: int, *, whole: bool = False) -> Callable[[str]
 
 
 _SECONDS = _number(0, limits.MAX_JOB_DELAY_SECONDS)
+_ATTEMPTS = _number(1, limits.MAX_ATTEMPTS, whole=True)
+_RECOVERIES = _number(0, limits.MAX_LEASE_RECOVERIES, whole=True)
 # Each setting of a policy: the type, the metavar and the help of its option.
 _SETTINGS = {
-    "max_attempts": (
-        _number(1, limits.MAX_ATTEMPTS, whole=True),
-        "N",
-        "Maximum number of attempts, including the first.",
-    ),
+    "max_attempts": (_ATTEMPTS, "N", "Maximum number of attempts, including the first."),
     "base_delay_seconds": (_SECONDS, "S", "First delay; doubles each time."),
     "max_delay_seconds": (_SECONDS, "S", "Longest delay before a retry."),
     "jitter": (_number(0, 1), "PART", "Random part of a delay that is added."),
-    "max_lease_recoveries": (
-        _number(0, limits.MAX_LEASE_RECOVERIES, whole=True),
-        "N",
-        "Expired leases per attempt before it counts as a failure.",
-    ),
+    "max_lease_recoveries": (_RECOVERIES, "N", "Expired leases per attempt before it counts as a failure."),
     "retention_seconds": (_SECONDS, "S", "How long a finished job keeps its payload."),
 }
 
@@ -194,10 +188,8 @@ def _switch(client: Client, *, enabled: bool, as_json: bool) -> None:
 def _screen(answer: Answer) -> Iterator[RenderableType]:
     configuration = answer.value
     queue, policy = configuration["queue"], configuration["policy"]
-    enabled = configuration["enabled"]
-    yield output.line(
-        "job queue ", output.state("active", "enabled") if enabled else output.state("paused", "disabled")
-    )
+    shown = ("active", "enabled") if configuration["enabled"] else ("paused", "disabled")
+    yield output.line("job queue ", output.state(*shown))
     age = queue["oldest_queued_age_s"]
     oldest = "" if age is None else f", oldest waiting for {duration(max(0.0, age))}"
 
@@ -217,12 +209,10 @@ def _screen(answer: Answer) -> Iterator[RenderableType]:
         ]
     )
     # A kind that was reset to the defaults has a row without values.
-    own = [
-        kind for kind in configuration["kind_policies"] if any(kind[name] is not None for name in _SETTINGS)
-    ]
+    own = [(kind, text) for kind in configuration["kind_policies"] if (text := _kind_settings(kind))]
     if own:
         yield output.heading("Kinds with their own policy")
-        yield output.fields((output.text(kind["job_kind"]), _kind_settings(kind)) for kind in own)
+        yield output.fields((output.text(kind["job_kind"]), text) for kind, text in own)
     if configuration["registrations"]:
         yield output.heading("Events that create jobs")
         yield output.table(
@@ -260,7 +250,6 @@ def _kind_settings(kind: Mapping[str, Any]) -> str:
 
 
 def _retry(policy: Mapping[str, Any]) -> str:
-    delays = (
-        f"{duration(policy['base_delay_seconds'])}, doubled up to {duration(policy['max_delay_seconds'])}"
-    )
-    return f"{policy['max_attempts']} attempts, delays of {delays}, jitter {policy['jitter']:g}"
+    base, longest = duration(policy["base_delay_seconds"]), duration(policy["max_delay_seconds"])
+    delays = f"delays of {base}, doubled up to {longest}"
+    return f"{policy['max_attempts']} attempts, {delays}, jitter {policy['jitter']:g}"
