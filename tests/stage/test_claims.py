@@ -12,11 +12,11 @@ from webhookd.core.settings import ServicesSettings, Settings
 from webhookd.http import routes
 from webhookd.http.responses import Problem
 from webhookd.http.routes import QueryRunner
-from webhookd.jobqueue.api import leases
-from webhookd.jobqueue.api.leases import ClaimResult, WaitingClaims
+from webhookd.jobqueue import leases
+from webhookd.jobqueue.fields import Executor
+from webhookd.jobqueue.leases import ClaimResult, WaitingClaims
 from webhookd.jobqueue.requests import ClaimJob
 from webhookd.jobqueue.results import ClaimedJob
-from webhookd.jobqueue.states import Executor
 from webhookd.wakeups import Work
 
 NEVER_POLLS = Settings(services=ServicesSettings(poll_interval_seconds=3600))

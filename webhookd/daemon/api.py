@@ -15,9 +15,8 @@ from webhookd.http.docs import Documents
 from webhookd.http.health import Health
 from webhookd.http.routes import QueryRunner
 from webhookd.http.server import Site
-from webhookd.jobqueue.api.jobs import Jobs, JobWorkflows
-from webhookd.jobqueue.api.leases import JobLeases, WaitingClaims
-from webhookd.jobqueue.api.operate import JobQueueSwitch
+from webhookd.jobqueue.api import JobQueueSwitch, Jobs, JobWorkflows
+from webhookd.jobqueue.leases import JobLeases, WaitingClaims
 from webhookd.outbound.client import GuardedClient
 
 

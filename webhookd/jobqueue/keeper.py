@@ -12,7 +12,8 @@ import msgspec
 from webhookd.context import Context
 from webhookd.core.errors import Refused
 from webhookd.jobqueue import queries
-from webhookd.jobqueue.results import JobRefusal, ReapedJobs
+from webhookd.jobqueue.queries import Value
+from webhookd.jobqueue.results import CleanedJobs, JobRefusal, ReapedJobs, SpawnedJobs
 from webhookd.wakeups import Work
 
 log = logging.getLogger(__name__)
@@ -100,8 +101,7 @@ class JobKeeper:
         return reaped.more
 
     async def _spawn(self) -> bool:
-        async with self._pool.connection() as connection:
-            spawned = await queries.spawn_from_events(connection, BATCH_SIZE)
+        spawned = await self._call("fn_job_spawn_from_events", SpawnedJobs)
         if isinstance(spawned, JobRefusal):
             self._enabled = False
             return False
@@ -125,8 +125,7 @@ class JobKeeper:
             self._wakeups.wake(Work.EVENTS)
 
     async def _sweep(self) -> bool:
-        async with self._pool.connection() as connection:
-            cleaned = await queries.sweep(connection, BATCH_SIZE, self._swept_up_to_kind)
+        cleaned = await self._call("fn_job_cleanup_sweep", CleanedJobs, after_kind=self._swept_up_to_kind)
         if isinstance(cleaned, JobRefusal):
             return False
         self._swept_up_to_kind = cleaned.last_kind if cleaned.more else ""
@@ -134,3 +133,7 @@ class JobKeeper:
         if cleaned.cleaned:
             self._wakeups.wake(Work.EVENTS)
         return cleaned.more
+
+    async def _call(self, function: str, result: type[Value], **arguments: object) -> Value | JobRefusal:
+        async with self._pool.connection() as connection:
+            return await queries.call(connection, function, result, batch_size=BATCH_SIZE, **arguments)

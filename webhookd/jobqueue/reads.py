@@ -5,10 +5,12 @@ Lease tokens are never read: a token is the right to report, and only a claim re
 
 from uuid import UUID
 
+import msgspec
+
 from webhookd.core.errors import Refusal, Refused
 from webhookd.db.connection import Connection, fetch_one
 from webhookd.db.paging import Arguments, Range, Row, fetch_by_index, piece
-from webhookd.jobqueue.states import JobStatus
+from webhookd.jobqueue.fields import JobStatus
 
 # Transitions shown per job. With a policy of many attempts a job can have more.
 MAX_RUNS = 500
@@ -26,7 +28,6 @@ _COLUMNS = """
     j.process_after, j.deadline_at, j.priority, j.correlation_id, j.causation_event_id, j.parent_job_id,
     j.workflow_id, j.enqueued_by, j.enqueued_at, j.started_at, j.finished_at, j.cancel_reason,
     j.source_system"""
-_ORDER = "order by j.enqueued_at desc, j.job_id desc"
 _SHOWN = f"select {_COLUMNS}"
 # The key of a requeued job contains the dead letter's id; uses ux_job_queue_kind_idempotency_key.
 _REQUEUED_AS = """(
@@ -38,7 +39,7 @@ _MAX_ATTEMPTS = """coalesce(
     (select s.value::integer from webhookd.settings s where s.key = 'queue.job_substrate.max_attempts')
     ) as max_attempts"""
 _JOB = f"{_SHOWN}, j.safe_payload, {_REQUEUED_AS}, {_MAX_ATTEMPTS} from {_JOBS} where j.job_id = $1"
-_MERGED = "select * from ({0}) j {1} limit {2}"
+_MERGED = "select * from ({0}) j order by j.enqueued_at desc, j.job_id desc limit {1}"
 _TIME_OF_JOB = "select j.enqueued_at from webhookd.job_queue j where j.job_id = $1"
 # Transitions only: a day's renewals would hide them. Uses ix_job_command_run_job. The CTE is materialized:
 # for a job with much of the ledger the planner might otherwise scan the whole ledger backwards.
@@ -98,7 +99,7 @@ async def jobs(
         mark = (time, after_id)
     arguments = Arguments()
     pieces = [piece(_JOBS, part, mark, limit, arguments, _COLUMNS) for part in _ranges(status, kind)]
-    rows = _MERGED.format(" union all ".join(pieces), _ORDER, arguments.add(limit))
+    rows = _MERGED.format(" union all ".join(pieces), arguments.add(limit))
     return await fetch_by_index(connection, rows, arguments)
 
 
@@ -131,15 +132,17 @@ async def workflow(connection: Connection, workflow_id: UUID) -> Row | None:
 
 
 async def configuration(connection: Connection) -> Row:
-    """The default policy (JSON text), the policies of kinds, the registrations and the last decisions."""
+    """The switch, the policies, the registrations and the last decisions."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         defaults = await fetch_one(connection, _DEFAULTS)
         kinds = await connection.fetch(_KINDS, MAX_REGISTRATIONS)
         registry = await connection.fetch(_REGISTRY, MAX_REGISTRATIONS)
         decisions = await connection.fetch(_DECISIONS, MAX_DECISIONS)
+    numbers = msgspec.json.decode(defaults["numbers"])
     return {
-        "numbers": defaults["numbers"],
-        "kinds": [dict(kind) for kind in kinds],
+        "enabled": numbers.pop("enabled"),
+        "policy": numbers,
+        "kind_policies": [dict(kind) for kind in kinds],
         "registrations": [dict(registration) for registration in registry],
         "decisions": [dict(decision) for decision in decisions],
     }

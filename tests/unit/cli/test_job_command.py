@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from webhookd.jobqueue.cli.command import CommandFailure, CommandSuccess, RunningCommand, _read
+from webhookd.jobqueue.cli.execution import CommandFailure, CommandSuccess, RunningCommand, _read
 
 EXPECTED = (
     "WEBHOOKD_RESULT_FILE must contain one line of 1 to 2000 characters in UTF-8, without control characters"

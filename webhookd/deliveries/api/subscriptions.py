@@ -27,7 +27,7 @@ from webhookd.http.responses import Problem, invalid, json_response, list_respon
 from webhookd.http.routes import DatabaseResource, QueryRunner, route
 from webhookd.outbound.addresses import AddressPolicy
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
-from webhookd.outbound.endpoint import EndpointProblem, check_callback_url, check_headers
+from webhookd.outbound.endpoint import EndpointCode, EndpointProblem, check_callback_url, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage, sign
 from webhookd.wakeups import Work

@@ -1,9 +1,9 @@
 """`webhookd jobs`: enqueue, list, show, cancel and requeue jobs. The other commands: operate.py, work.py."""
 
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import click
 import msgspec
@@ -20,21 +20,55 @@ from webhookd.cli.options import (
     read_bounded,
     some_text,
 )
-from webhookd.cli.text import escaped, excerpt
+from webhookd.cli.text import escaped, excerpt, parsed_time
 from webhookd.jobqueue.cli import operate
-from webhookd.jobqueue.cli.options import (
-    executor_option,
-    future_time,
-    job_id,
-    priority_option,
-    time_or_delay,
-    workflow_id,
-)
+from webhookd.jobqueue.cli.operate import executor_option, priority_option, show_line
 from webhookd.jobqueue.cli.work import work
-from webhookd.jobqueue.states import JobStatus
+from webhookd.jobqueue.fields import JobStatus
 
 MAX_SAFE_PAYLOAD_BYTES = 64 * 1024
 PAYLOAD_CHARACTERS = 2000
+# The options of `enqueue` whose field in the API has another name.
+_FIELDS = {
+    "after": "process_after",
+    "deadline": "deadline_at",
+    "event": "causation_event_id",
+    "workflow": "workflow_id",
+    "parent": "parent_job_id",
+}
+
+
+def _id_of(noun: str) -> Callable[[str], str]:
+    def parsed(text: str) -> str:
+        try:
+            return str(UUID(text))
+        except ValueError as error:
+            raise click.BadParameter(f"{escaped(text)} is not a {noun} id") from error
+
+    return parsed
+
+
+_JOB_ID = _id_of("job")
+
+
+def _time_or_delay(text: str) -> str:
+    """A time such as 2026-01-31T08:00:00Z or a delay such as 2h, as RFC 3339."""
+    now = datetime.now(UTC)
+    try:
+        time = parsed_time(text, now)
+        time = time if ":" in text else now + (now - time)
+        return time.isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError) as error:
+        raise click.BadParameter(
+            f"{escaped(text)} is neither a time such as 2026-01-31T08:00:00Z nor a delay such as 2h"
+        ) from error
+
+
+def _future_time(text: str) -> str:
+    time = _time_or_delay(text)
+    if datetime.fromisoformat(time) <= datetime.now(UTC):
+        raise click.BadParameter(f"{escaped(text)} has passed")
+    return time
 
 
 @click.group("jobs")
@@ -69,56 +103,44 @@ def command() -> None:
 )
 @priority_option
 @click.option(
-    "--after", type=time_or_delay, metavar="TIME", help="Earliest start: a time, or a delay such as 2h."
+    "--after", type=_time_or_delay, metavar="TIME", help="Earliest start: a time, or a delay such as 2h."
 )
 @click.option(
-    "--deadline", type=future_time, metavar="TIME", help="Cancel the job if it is still waiting at this time."
+    "--deadline",
+    type=_future_time,
+    metavar="TIME",
+    help="Cancel the job if it is still waiting at this time.",
 )
-@click.option(
-    "--correlation-id",
-    type=some_text,
-    metavar="ID",
-    help="Copied into every event about the job.",
-)
+@click.option("--correlation-id", type=some_text, metavar="ID", help="Copied into every event about the job.")
 @click.option("--event", type=event_id, metavar="ID", help="The event that caused the job.")
-@click.option("--workflow", type=workflow_id, metavar="ID", help="The workflow of the job.")
+@click.option("--workflow", type=_id_of("workflow"), metavar="ID", help="The workflow of the job.")
 @click.option(
-    "--parent", type=job_id, metavar="ID", help="The parent job. A link only: it does not affect the order."
+    "--parent", type=_JOB_ID, metavar="ID", help="The parent job. A link only: it does not affect the order."
 )
 @json_option
 @asks_daemon
 def enqueue(
-    client: Client, *, kind: str, key: str | None, safe_payload: str | None, as_json: bool, **given: Any
+    client: Client, *, key: str | None, safe_payload: str | None, as_json: bool, **given: Any
 ) -> None:
     """Enqueue a job of KIND and print its id.
 
     If a job with this kind and key exists, its id is printed with `duplicate` and its status. The content
     must be the same: executor, references, safe payload, workflow and parent.
     """
-    _require_in_order(given["after"], given["deadline"])
-    job = {
-        "kind": kind,
-        "executor": given["executor"],
-        "idempotency_key": key or uuid4().hex,
-        "source_ref": given["source_ref"],
-        "target_ref": given["target_ref"],
-        "payload_ref": given["payload_ref"],
-        "safe_payload": None if safe_payload is None else _object(safe_payload),
-        "priority": given["priority"],
-        "process_after": given["after"],
-        "deadline_at": given["deadline"],
-        "correlation_id": given["correlation_id"],
-        "causation_event_id": given["event"],
-        "workflow_id": given["workflow"],
-        "parent_job_id": given["parent"],
-    }
-    answer = client.post("/v1/jobs", {name: value for name, value in job.items() if value is not None})
-    if as_json:
-        output.show_json(answer.body)
-        return
-    enqueued = answer.value
-    suffix = f" duplicate {escaped(enqueued['status'])}" if enqueued["duplicate"] else ""
-    click.echo(f"{enqueued['job_id']}{suffix}")
+    after, deadline = given["after"], given["deadline"]
+    if after and deadline and datetime.fromisoformat(deadline) <= datetime.fromisoformat(after):
+        raise click.UsageError("--deadline must be after --after")
+    job = {_FIELDS.get(name, name): value for name, value in given.items() if value is not None}
+    job["idempotency_key"] = key or uuid4().hex
+    if safe_payload is not None:
+        job["safe_payload"] = _object(safe_payload)
+    answer = client.post("/v1/jobs", job)
+
+    def line(enqueued: dict[str, Any]) -> str:
+        suffix = f" duplicate {escaped(enqueued['status'])}" if enqueued["duplicate"] else ""
+        return f"{enqueued['job_id']}{suffix}"
+
+    show_line(answer, line, as_json=as_json)
 
 
 @command.command("list", epilog=example("webhookd jobs list --status dead_letter --kind thumbnail.make"))
@@ -141,7 +163,7 @@ def list_(client: Client, *, status: str | None, kind: str | None, limit: int | 
 
 
 @command.command("show", epilog=example("webhookd jobs show 0b9c2240-6f0e-4d3c-9b1a-5cbe0d3b6262"))
-@click.argument("job", metavar="ID", type=job_id)
+@click.argument("job", metavar="ID", type=_JOB_ID)
 @json_option
 @asks_daemon
 def show(client: Client, *, job: str, as_json: bool) -> None:
@@ -150,40 +172,35 @@ def show(client: Client, *, job: str, as_json: bool) -> None:
 
 
 @command.command("cancel", epilog=example("webhookd jobs cancel 0b9c… --reason 'no longer needed'"))
-@click.argument("job", metavar="ID", type=job_id)
+@click.argument("job", metavar="ID", type=_JOB_ID)
 @click.option("--reason", type=some_text, metavar="TEXT", required=True, help="Reason, for the record.")
 @json_option
 @asks_daemon
 def cancel(client: Client, *, job: str, reason: str, as_json: bool) -> None:
     """Cancel a waiting job, or resolve a dead letter."""
-    answer = client.post(f"/v1/jobs/{job}/cancel", {"reason": reason})
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        click.echo(f"job {job}: {'already ' if answer.value['duplicate'] else ''}cancelled")
+    show_line(
+        client.post(f"/v1/jobs/{job}/cancel", {"reason": reason}),
+        lambda cancelled: f"job {job}: {'already ' if cancelled['duplicate'] else ''}cancelled",
+        as_json=as_json,
+    )
 
 
 @command.command("requeue", epilog=example("webhookd jobs requeue 0b9c2240-6f0e-4d3c-9b1a-5cbe0d3b6262"))
-@click.argument("job", metavar="ID", type=job_id)
-@click.option("--deadline", type=future_time, metavar="TIME", help="Deadline of the new job.")
+@click.argument("job", metavar="ID", type=_JOB_ID)
+@click.option("--deadline", type=_future_time, metavar="TIME", help="Deadline of the new job.")
 @json_option
 @asks_daemon
 def requeue(client: Client, *, job: str, deadline: str | None, as_json: bool) -> None:
     """Requeue a dead letter as a new job. Possible once."""
-    answer = client.post(f"/v1/jobs/{job}/requeue", {} if deadline is None else {"deadline_at": deadline})
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        click.echo(f"job {job}: requeued as job {answer.value['job_id']}")
+    show_line(
+        client.post(f"/v1/jobs/{job}/requeue", {} if deadline is None else {"deadline_at": deadline}),
+        lambda requeued: f"job {job}: requeued as job {requeued['job_id']}",
+        as_json=as_json,
+    )
 
 
 for subcommand in (*operate.COMMANDS, work):
     command.add_command(subcommand)
-
-
-def _require_in_order(after: str | None, deadline: str | None) -> None:
-    if after and deadline and datetime.fromisoformat(deadline) <= datetime.fromisoformat(after):
-        raise click.UsageError("--deadline must be after --after")
 
 
 def _object(text: str) -> msgspec.Raw:
@@ -235,10 +252,8 @@ def _facts(job: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
         if job[name] is not None:
             yield name.removesuffix("_at").replace("_", " "), output.time_field(job[name])
     if job["leased_until"] is not None:
-        yield (
-            "leased",
-            f"by {output.text(job['lease_holder'])} until {output.time_field(job['leased_until'])}",
-        )
+        until = output.time_field(job["leased_until"])
+        yield "leased", f"by {output.text(job['lease_holder'])} until {until}"
     yield "priority", str(job["priority"])
     limit = job.get("max_attempts")  # missing from an older daemon's answer
     yield "attempts", str(job["attempts"]) if limit is None else f"{job['attempts']} of {limit}"

@@ -1,4 +1,7 @@
-"""`webhookd jobs status | enable | disable | configure | register`: the commands for operators."""
+"""`webhookd jobs status | enable | disable | configure | register`: the commands for operators.
+
+Also the options that these commands share with jobs.py and work.py.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,19 +14,35 @@ from webhookd.cli import output
 from webhookd.cli.client import Answer, Client, asks_daemon
 from webhookd.cli.options import example, json_option, some_text
 from webhookd.cli.text import count, duration, escaped
-from webhookd.core.limits import MAX_ATTEMPTS, MAX_JOB_DELAY_SECONDS, MAX_LEASE_RECOVERIES
-from webhookd.jobqueue.cli.options import executor_option, priority_option
+from webhookd.core import limits
+from webhookd.jobqueue.fields import Executor
 
 PATH = "/v1/job-substrate"
 DEFAULT = "default"
-_SETTINGS = (
-    "max_attempts",
-    "base_delay_seconds",
-    "max_delay_seconds",
-    "jitter",
-    "max_lease_recoveries",
-    "retention_seconds",
+
+priority_option = click.option(
+    "--priority",
+    type=click.IntRange(limits.MIN_PRIORITY, limits.MAX_PRIORITY),
+    default=0,
+    show_default=True,
+    help="Jobs with a higher priority are claimed first.",
 )
+
+
+def executor_option(meaning: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option --executor, with this help text."""
+    return click.option(
+        "--executor",
+        type=click.Choice([executor.value for executor in Executor]),
+        default=Executor.EXTERNAL_WORKER.value,
+        show_default=True,
+        help=meaning,
+    )
+
+
+def show_line(answer: Answer, line: Callable[[dict[str, Any]], str], *, as_json: bool) -> None:
+    """Print a response as JSON, or as a line made from it."""
+    click.echo(answer.body if as_json else line(answer.value))
 
 
 @click.command("status", epilog=example("webhookd jobs status"))
@@ -69,7 +88,25 @@ def _number(lowest: int, highest: int, *, whole: bool = False) -> Callable[[str]
     return parsed
 
 
-_SECONDS = _number(0, MAX_JOB_DELAY_SECONDS)
+_SECONDS = _number(0, limits.MAX_JOB_DELAY_SECONDS)
+_ATTEMPTS = _number(1, limits.MAX_ATTEMPTS, whole=True)
+_RECOVERIES = _number(0, limits.MAX_LEASE_RECOVERIES, whole=True)
+# Each setting of a policy: the type, the metavar and the help of its option.
+_SETTINGS = {
+    "max_attempts": (_ATTEMPTS, "N", "Maximum number of attempts, including the first."),
+    "base_delay_seconds": (_SECONDS, "S", "First delay; doubles each time."),
+    "max_delay_seconds": (_SECONDS, "S", "Longest delay before a retry."),
+    "jitter": (_number(0, 1), "PART", "Random part of a delay that is added."),
+    "max_lease_recoveries": (_RECOVERIES, "N", "Expired leases per attempt before it counts as a failure."),
+    "retention_seconds": (_SECONDS, "S", "How long a finished job keeps its payload."),
+}
+
+
+def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    for name, (kind, metavar, meaning) in reversed(_SETTINGS.items()):
+        option = click.option(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=meaning)
+        command = option(command)
+    return command
 
 
 @click.command(
@@ -86,34 +123,7 @@ _SECONDS = _number(0, MAX_JOB_DELAY_SECONDS)
     metavar="KIND",
     help="Change the policy of this kind only. The value `default` restores the default policy.",
 )
-@click.option(
-    "--max-attempts",
-    type=_number(1, MAX_ATTEMPTS, whole=True),
-    metavar="N",
-    help="Maximum number of attempts, including the first.",
-)
-@click.option(
-    "--base-delay-seconds",
-    type=_SECONDS,
-    metavar="S",
-    help="First delay; doubles each time.",
-)
-@click.option("--max-delay-seconds", type=_SECONDS, metavar="S", help="Longest delay before a retry.")
-@click.option(
-    "--jitter",
-    type=_number(0, 1),
-    metavar="PART",
-    help="Random part of a delay that is added.",
-)
-@click.option(
-    "--max-lease-recoveries",
-    type=_number(0, MAX_LEASE_RECOVERIES, whole=True),
-    metavar="N",
-    help="Expired leases per attempt before it counts as a failure.",
-)
-@click.option(
-    "--retention-seconds", type=_SECONDS, metavar="S", help="How long a finished job keeps its payload."
-)
+@_settings_options
 @json_option
 @asks_daemon
 def configure(client: Client, *, kind: str | None, as_json: bool, **numbers: float | str | None) -> None:
@@ -155,34 +165,31 @@ def register(
     names = {"event_type": event_type, "job_kind": kind}
     change = {"active": False} if off else {"executor": executor, "priority": priority}
     answer = client.post("/v1/job-registrations", names | change)
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        registration = answer.value
+
+    def line(registration: dict[str, Any]) -> str:
         verb = "create" if registration["active"] else "no longer create"
         text = f"{escaped(event_type)} events {verb} {escaped(kind)} jobs for {registration['executor']}"
-        suffix = f", priority {registration['priority']}" if registration["priority"] else ""
-        click.echo(f"{text}{suffix}")
+        return f"{text}, priority {registration['priority']}" if registration["priority"] else text
+
+    show_line(answer, line, as_json=as_json)
 
 
 COMMANDS = (status, enable, disable, configure, register)
 
 
 def _switch(client: Client, *, enabled: bool, as_json: bool) -> None:
-    answer = client.patch(PATH, {"enabled": enabled})
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        click.echo(f"job queue {'enabled' if answer.value['enabled'] else 'disabled'}")
+    show_line(
+        client.patch(PATH, {"enabled": enabled}),
+        lambda queue: f"job queue {'enabled' if queue['enabled'] else 'disabled'}",
+        as_json=as_json,
+    )
 
 
 def _screen(answer: Answer) -> Iterator[RenderableType]:
     configuration = answer.value
     queue, policy = configuration["queue"], configuration["policy"]
-    enabled = configuration["enabled"]
-    yield output.line(
-        "job queue ", output.state("active", "enabled") if enabled else output.state("paused", "disabled")
-    )
+    shown = ("active", "enabled") if configuration["enabled"] else ("paused", "disabled")
+    yield output.line("job queue ", output.state(*shown))
     age = queue["oldest_queued_age_s"]
     oldest = "" if age is None else f", oldest waiting for {duration(max(0.0, age))}"
 
@@ -202,12 +209,10 @@ def _screen(answer: Answer) -> Iterator[RenderableType]:
         ]
     )
     # A kind that was reset to the defaults has a row without values.
-    own = [
-        kind for kind in configuration["kind_policies"] if any(kind[name] is not None for name in _SETTINGS)
-    ]
+    own = [(kind, text) for kind in configuration["kind_policies"] if (text := _kind_settings(kind))]
     if own:
         yield output.heading("Kinds with their own policy")
-        yield output.fields((output.text(kind["job_kind"]), _kind_settings(kind)) for kind in own)
+        yield output.fields((output.text(kind["job_kind"]), text) for kind, text in own)
     if configuration["registrations"]:
         yield output.heading("Events that create jobs")
         yield output.table(
@@ -245,7 +250,6 @@ def _kind_settings(kind: Mapping[str, Any]) -> str:
 
 
 def _retry(policy: Mapping[str, Any]) -> str:
-    delays = (
-        f"{duration(policy['base_delay_seconds'])}, doubled up to {duration(policy['max_delay_seconds'])}"
-    )
-    return f"{policy['max_attempts']} attempts, delays of {delays}, jitter {policy['jitter']:g}"
+    base, longest = duration(policy["base_delay_seconds"]), duration(policy["max_delay_seconds"])
+    delays = f"delays of {base}, doubled up to {longest}"
+    return f"{policy['max_attempts']} attempts, {delays}, jitter {policy['jitter']:g}"

@@ -6,9 +6,10 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -17,9 +18,15 @@ from webhookd.cli.options import INTERRUPTED, example, some_text
 from webhookd.cli.text import escaped
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.limits import MAX_LEASE_SECONDS
-from webhookd.jobqueue.cli.command import CommandFailure, CommandSuccess, RunningCommand
-from webhookd.jobqueue.cli.lease import Delays, JobLease, LeaseLost
-from webhookd.jobqueue.cli.options import executor_option
+from webhookd.jobqueue.cli.execution import (
+    CommandFailure,
+    CommandSuccess,
+    JobLease,
+    LeaseLost,
+    RunningCommand,
+    growing_delays,
+)
+from webhookd.jobqueue.cli.operate import executor_option
 
 # How long a claim waits; below the minute after which proxies end a connection.
 WAIT_SECONDS = 20.0
@@ -78,10 +85,7 @@ class WorkOptions:
     "when the lease ends.",
 )
 @click.option(
-    "--holder",
-    type=some_text,
-    metavar="NAME",
-    help="Name of this worker in the ledger (default: host:pid).",
+    "--holder", type=some_text, metavar="NAME", help="Name of this worker in the ledger (default: host:pid)."
 )
 @click.option(
     "--once",
@@ -92,17 +96,7 @@ class WorkOptions:
     "command", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED
 )
 @asks_daemon
-def work(
-    client: Client,
-    *,
-    kind: str,
-    executor: str,
-    concurrency: int,
-    lease_seconds: float,
-    holder: str | None,
-    once: bool,
-    command: tuple[str, ...],
-) -> None:
+def work(client: Client, *, holder: str | None, **given: Any) -> None:
     """Claim jobs and run COMMAND for each, with the job as JSON on its stdin.
 
     Exit code 0 means success. The command may write a result_ref into the file $WEBHOOKD_RESULT_FILE: one
@@ -118,12 +112,11 @@ def work(
     costs each job an attempt (WORKER_STOPPED). The third kills them at once, without a report. If the daemon
     is unavailable, the worker waits for it.
     """
-    if once and concurrency > 1:
+    options = WorkOptions(holder=holder or f"{socket.gethostname()}:{os.getpid()}", **given)
+    if options.once and options.concurrency > 1:
         raise click.UsageError("--once cannot be combined with --concurrency")
-    if shutil.which(command[0]) is None:
-        raise click.UsageError(f"command not found: {escaped(command[0])}")
-    name = holder or f"{socket.gethostname()}:{os.getpid()}"
-    options = WorkOptions(kind, executor, name, concurrency, lease_seconds, once, command)
+    if shutil.which(options.command[0]) is None:
+        raise click.UsageError(f"command not found: {escaped(options.command[0])}")
     sys.exit(asyncio.run(CommandWorker(client, options).run()))
 
 
@@ -192,7 +185,7 @@ class CommandWorker:
             self._stopping.set()
 
     async def _work(self) -> None:
-        delays = Delays()
+        delays = growing_delays()
         while not self._stopping.is_set():
             try:
                 claimed = await self._claim_unless_stopping()
@@ -201,8 +194,10 @@ class CommandWorker:
                 continue
             if claimed is None:
                 return
-            self._daemon_answered()
-            delays = Delays()
+            if self._is_waiting_for_daemon:
+                self._is_waiting_for_daemon = False
+                self._say("claiming jobs again")
+            delays = growing_delays()
             if not claimed.body:
                 continue
             lease = self._lease(claimed)
@@ -217,11 +212,13 @@ class CommandWorker:
 
     def _lease(self, claimed: Answer) -> JobLease:
         try:
-            return JobLease(self._post, claimed, self._options.lease_seconds)
+            return JobLease(self._client, claimed, self._options.lease_seconds)
         except (KeyError, TypeError, ValueError) as error:
             raise unexpected(self._client, error) from error
 
-    async def _wait_for_daemon(self, error: ServiceUnavailable | RequestRefused, delays: Delays) -> None:
+    async def _wait_for_daemon(
+        self, error: ServiceUnavailable | RequestRefused, delays: Iterator[float]
+    ) -> None:
         """Wait if the daemon is unavailable or the queue disabled; other refusals are permanent."""
         if self._stopping.is_set():
             return
@@ -230,12 +227,9 @@ class CommandWorker:
         if not self._is_waiting_for_daemon:
             self._is_waiting_for_daemon = True
             self._say(f"{error}; waiting")
-        await _wait_for_first(self._stopping.wait(), asyncio.sleep(delays.next_seconds()))
-
-    def _daemon_answered(self) -> None:
-        if self._is_waiting_for_daemon:
-            self._is_waiting_for_daemon = False
-            self._say("claiming jobs again")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(next(delays)):
+                await self._stopping.wait()
 
     async def _run_job(self, lease: JobLease) -> None:
         await lease.renew()
@@ -267,7 +261,7 @@ class CommandWorker:
         ending = asyncio.ensure_future(command.wait())
         keeping = asyncio.ensure_future(lease.keep())
         killing = asyncio.ensure_future(self._killing.wait())
-        late = asyncio.ensure_future(lease.wait_for_deadline()) if lease.has_deadline else killing
+        late = asyncio.ensure_future(lease.wait_for_deadline())
         watching = {ending, keeping, killing, late}
         try:
             await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
@@ -311,9 +305,6 @@ class CommandWorker:
         timeout_seconds = wait_seconds + ANSWER_TIMEOUT_SECONDS
         return await self._client.request("POST", "/v1/jobs/claim", body, timeout_seconds)
 
-    async def _post(self, path: str, body: Mapping[str, object]) -> Answer:
-        return await self._client.request("POST", path, body)
-
     def _say_of_job(self, lease: JobLease, text: str) -> None:
         self._say(f"job {lease.job_id}, attempt {lease.attempt}: {text}")
 
@@ -324,10 +315,3 @@ class CommandWorker:
     def _say(self, text: str) -> None:
         with suppress(OSError):  # stderr is closed; continue
             click.echo(f"webhookd: {text}", err=True)
-
-
-async def _wait_for_first(*waits: Awaitable[object]) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()

@@ -1,21 +1,34 @@
-"""Runs the command for a job: in its own process group, with the job on stdin; returns how it ended.
+"""The execution of one job by `jobs work`: its lease, and the command that runs with the job on stdin.
 
-The command inherits stdout. Its stderr is copied to ours, and the last part is kept as the error message.
+The lease is renewed while the command runs, and ended by a report. The command has its own process group and
+inherits stdout. Its stderr is copied to ours, and the last part is kept as the error message.
 """
 
 import asyncio
 import os
+import random
 import re
 import signal
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
+from webhookd.cli.client import Answer, Client
+from webhookd.core.errors import RequestRefused, ServiceUnavailable
 from webhookd.core.limits import LABEL, MAX_REF_CHARACTERS
+
+# A lease is renewed after each third of its length: two renewals may fail.
+RENEWALS = 3
+FIRST_DELAY_SECONDS = 0.25
+MAX_DELAY_SECONDS = 10.0
+# How long after the end of the lease a report is retried: it counts until another executor has the job.
+REPORT_GRACE_SECONDS = 60.0
 
 RESULT_FILE = "WEBHOOKD_RESULT_FILE"
 # sysexits.h: the input is wrong, so a retry cannot succeed.
@@ -30,6 +43,87 @@ MAX_MESSAGE_CHARACTERS = 2000
 MAX_RESULT_BYTES = 8 * MAX_REF_CHARACTERS
 _CHUNK_BYTES = 65_536
 _REF = re.compile(LABEL)
+
+
+class LeaseLost(Exception):
+    """Another executor may hold the job by now, or the result could not be reported."""
+
+
+def growing_delays() -> Iterator[float]:
+    """Delays in seconds, random, so that workers do not all reconnect at once."""
+    delay_seconds = FIRST_DELAY_SECONDS
+    while True:
+        yield delay_seconds * random.uniform(0.5, 1)  # noqa: S311  not used for security
+        delay_seconds = min(delay_seconds * 2, MAX_DELAY_SECONDS)
+
+
+class JobLease:
+    """The lease of one claim."""
+
+    def __init__(self, client: Client, claimed: Answer, lease_seconds: float) -> None:
+        self._client = client
+        self._lease_seconds = lease_seconds
+        self.body: Final = claimed.body
+        job: dict[str, Any] = claimed.value
+        self.job_id: Final = str(job["job_id"])
+        self.attempt: Final = int(job["attempt"])
+        self.kind: Final = str(job["job_kind"])
+        self._token = str(job["lease_token"])
+        now = time.monotonic()
+        self._ends_at = now + lease_seconds
+        # From two times of the database: this machine's clock may be wrong.
+        self._deadline_at = now + _seconds_between(job["claimed_at"], job["deadline_at"])
+
+    async def renew(self) -> None:
+        """Renew now, retrying while the daemon is unavailable; raises LeaseLost when the lease has ended."""
+        delays = growing_delays()
+        while True:
+            requested_at = time.monotonic()
+            try:
+                # A daemon that accepts the request and does not answer must not outlast the lease.
+                async with asyncio.timeout(self._ends_at - requested_at):
+                    await self._post("progress")
+            except TimeoutError as error:
+                raise LeaseLost("the lease could not be renewed: no answer in time") from error
+            except ServiceUnavailable as error:
+                delay_seconds = min(next(delays), self._lease_seconds / RENEWALS)
+                if time.monotonic() + delay_seconds >= self._ends_at:
+                    raise LeaseLost(f"the lease could not be renewed: {error}") from error
+                await asyncio.sleep(delay_seconds)
+            else:
+                # Counted from the request: the time of the renewal in the database is not known.
+                self._ends_at = requested_at + self._lease_seconds
+                return
+
+    async def keep(self) -> None:
+        """Renew until cancelled, or until LeaseLost is raised."""
+        while True:
+            await asyncio.sleep(self._lease_seconds / RENEWALS)
+            await self.renew()
+
+    async def wait_for_deadline(self) -> None:
+        await asyncio.sleep(max(0.0, self._deadline_at - time.monotonic()))
+
+    async def report(self, action: str, is_stopping: Callable[[], bool], **fields: object) -> None:
+        """Report `succeed` or `fail`. Retrying is safe: a repeated report changes nothing."""
+        delays = growing_delays()
+        give_up_at = time.monotonic() + self._lease_seconds + REPORT_GRACE_SECONDS
+        while True:
+            try:
+                await self._post(action, **fields)
+            except ServiceUnavailable as error:
+                if is_stopping() or time.monotonic() >= give_up_at:
+                    raise LeaseLost(f"the result could not be reported: {error}") from error
+                await asyncio.sleep(next(delays))
+            else:
+                return
+
+    async def _post(self, action: str, **fields: object) -> None:
+        body = {"lease_token": self._token} | fields
+        try:
+            await self._client.request("POST", f"/v1/jobs/{self.job_id}/{action}", body)
+        except RequestRefused as error:
+            raise LeaseLost(str(error)) from error
 
 
 class CommandSuccess(NamedTuple):
@@ -112,7 +206,8 @@ class RunningCommand:
         if exit_code == 0:
             return self._success()
         code = f"SIGNAL_{-exit_code}" if exit_code < 0 else f"EXIT_{exit_code}"
-        return CommandFailure(code, self._message(), permanent=exit_code == EX_DATAERR)
+        message = self._stderr_tail.decode("utf-8", "replace").replace("\0", "\ufffd").strip()
+        return CommandFailure(code, message[-MAX_MESSAGE_CHARACTERS:], permanent=exit_code == EX_DATAERR)
 
     async def kill(self) -> None:
         """End the process group: SIGTERM, then SIGKILL even if the command ended, for its children."""
@@ -153,10 +248,6 @@ class RunningCommand:
             self._stderr_tail += data
             del self._stderr_tail[: -4 * MAX_MESSAGE_CHARACTERS]
 
-    def _message(self) -> str:
-        text = self._stderr_tail.decode("utf-8", "replace").replace("\0", "\ufffd").strip()
-        return text[-MAX_MESSAGE_CHARACTERS:]
-
     def _success(self) -> CommandSuccess | CommandFailure:
         """The reference in the result file, if any. It must be one short line."""
         try:
@@ -178,6 +269,12 @@ class RunningCommand:
             "control characters"
         )
         return CommandFailure("RESULT_REF_INVALID", message, permanent=True)
+
+
+def _seconds_between(start: object, end: object) -> float:
+    if not isinstance(end, str):
+        return float("inf")
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(str(start))).total_seconds()
 
 
 def _read(file: Path) -> bytes:

@@ -1,28 +1,28 @@
 """The executor's API: claim a job or wait for one, renew its lease, report its result."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 from aiohttp import web
 
 from webhookd.context import Context
-from webhookd.db.connection import Connection
 from webhookd.http.auth import ACTOR
-from webhookd.http.requests import path_uuid, read_json
+from webhookd.http.requests import read_json
 from webhookd.http.responses import json_response, no_content, raw_json, unavailable
-from webhookd.http.routes import UUID_ID, DatabaseResource, QueryRunner, route
+from webhookd.http.routes import UUID_ID, QueryRunner, route
 from webhookd.http.server import connection_cap
 from webhookd.jobqueue import queries
-from webhookd.jobqueue.api.problems import ALREADY_REPORTED, DISABLED, STALE_LEASE, accepted
+from webhookd.jobqueue.api import DISABLED, JobQueueResource, accepted
 from webhookd.jobqueue.requests import ClaimJob, ReportFailure, ReportProgress, ReportSuccess
 from webhookd.jobqueue.results import ClaimedJob, JobRefusal, RenewedLease, ReportedJob
 from webhookd.wakeups import Work
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-
+STALE_LEASE = (409, "stale_lease")
+ALREADY_REPORTED = (409, "already_reported")
+NOTHING_TO_CLAIM = "nothing_to_claim"
 # Each waiting claim holds a connection to the API; at most half of the allowed connections may wait.
 MAX_WAITING = 500
 # Between two claims of the first waiter, however many wake-ups arrive.
@@ -58,11 +58,7 @@ class WaitingClaims:
         A client that has disconnected claims nothing: the job would have to wait for the end of the lease. A
         client that disconnects between the claim and the answer cannot be detected, and does cost a lease.
         """
-
-        def claim_now(connection: Connection) -> Awaitable[ClaimedJob | JobRefusal]:
-            return queries.claim(connection, wanted, actor)
-
-        claimed = await self._claim_now(claim_now)
+        claimed = await self._claim_now(wanted, actor)
         if claimed is not None or not wanted.wait_seconds:
             return claimed
         if self.waiting >= self._max_waiting:
@@ -78,7 +74,7 @@ class WaitingClaims:
             return None
         else:
             try:
-                return await self._wait(claim_now, deadline, is_gone)
+                return await self._wait(wanted, actor, deadline, is_gone)
             finally:
                 queue.release()
         finally:
@@ -105,17 +101,14 @@ class WaitingClaims:
         return min(MAX_WAITING, connection_cap(self._settings()) // 2)
 
     async def _wait(
-        self,
-        claim_now: Callable[[Connection], Awaitable[ClaimedJob | JobRefusal]],
-        deadline: float,
-        is_gone: Callable[[], bool],
+        self, wanted: ClaimJob, actor: str, deadline: float, is_gone: Callable[[], bool]
     ) -> ClaimResult:
         """As the first waiter: claim after every wake-up and every poll interval, until the deadline."""
         loop = asyncio.get_running_loop()
         with closing(self._wakeups.inbox(Work.EVENTS)) as inbox:
             while not (self._closed or is_gone()):
                 # Not cancelled by the deadline: that could lose a job that was just claimed.
-                claimed = await self._claim_now(claim_now)
+                claimed = await self._claim_now(wanted, actor)
                 left_seconds = deadline - loop.time()
                 if claimed is not None or left_seconds <= 0:
                     return claimed
@@ -124,16 +117,26 @@ class WaitingClaims:
                 await inbox.rest(pause_seconds, min(poll_interval_seconds, left_seconds))
         return None
 
-    async def _claim_now(
-        self, claim_now: Callable[[Connection], Awaitable[ClaimedJob | JobRefusal]]
-    ) -> ClaimResult:
-        claimed = await self._database.run(claim_now)
-        if isinstance(claimed, JobRefusal) and claimed.reason == queries.NOTHING_TO_CLAIM:
+    async def _claim_now(self, wanted: ClaimJob, actor: str) -> ClaimResult:
+        claimed = await self._database.run(
+            lambda connection: queries.call(
+                connection,
+                "fn_job_claim",
+                ClaimedJob,
+                kind=wanted.kind,
+                executor=wanted.executor,
+                lease_name=wanted.lease_name or wanted.kind,
+                lease_holder=wanted.lease_holder,
+                lease_ttl_seconds=wanted.lease_seconds,
+                actor=actor,
+            )
+        )
+        if isinstance(claimed, JobRefusal) and claimed.reason == NOTHING_TO_CLAIM:
             return None
         return claimed
 
 
-class JobLeases(DatabaseResource):
+class JobLeases(JobQueueResource):
     """The routes that an executor uses."""
 
     def __init__(self, context: Context, database: QueryRunner, claims: WaitingClaims) -> None:
@@ -155,7 +158,7 @@ class JobLeases(DatabaseResource):
     )
     async def _claim(self, request: web.Request) -> web.Response:
         claimed = await self._claims.claim(
-            await self._read(request, ClaimJob),
+            await read_json(request, ClaimJob, self._max_bytes),
             request[ACTOR],
             lambda: request.transport is None or request.transport.is_closing(),
         )
@@ -176,16 +179,12 @@ class JobLeases(DatabaseResource):
         own_problems=(STALE_LEASE,),
     )
     async def _progress(self, request: web.Request) -> web.Response:
-        job_id = path_uuid(request, "job")
-        report = await self._read(request, ReportProgress)
-        renewed = accepted(
-            await self._database.run(
-                lambda connection: queries.progress(connection, job_id, report, request[ACTOR])
-            )
-        )
-        if renewed.started:  # later renewals emit no event
-            self._wakeups.wake(Work.EVENTS)
-        return json_response(msgspec.structs.asdict(renewed))
+        report = await self._job_arguments(request, ReportProgress)
+        report["status_signal_only"] = report.pop("status_signal")
+        renewed = await self._call(request, "fn_job_progress", RenewedLease, **report)
+        if renewed.started:
+            return self._moved(renewed)
+        return json_response(msgspec.structs.asdict(renewed))  # later renewals emit no event
 
     @route(
         f"POST /v1/jobs/{UUID_ID}/succeed",
@@ -197,12 +196,8 @@ class JobLeases(DatabaseResource):
         own_problems=(STALE_LEASE, ALREADY_REPORTED),
     )
     async def _succeed(self, request: web.Request) -> web.Response:
-        job_id = path_uuid(request, "job")
-        report = await self._read(request, ReportSuccess)
-        reported = await self._database.run(
-            lambda connection: queries.succeed(connection, job_id, report, request[ACTOR])
-        )
-        return self._moved(accepted(reported))
+        report = await self._job_arguments(request, ReportSuccess)
+        return self._moved(await self._call(request, "fn_job_succeed", ReportedJob, **report))
 
     @route(
         f"POST /v1/jobs/{UUID_ID}/fail",
@@ -216,16 +211,6 @@ class JobLeases(DatabaseResource):
         own_problems=(STALE_LEASE, ALREADY_REPORTED),
     )
     async def _fail(self, request: web.Request) -> web.Response:
-        job_id = path_uuid(request, "job")
-        report = await self._read(request, ReportFailure)
-        reported = await self._database.run(
-            lambda connection: queries.fail(connection, job_id, report, request[ACTOR])
-        )
-        return self._moved(accepted(reported))
-
-    async def _read(self, request: web.Request, kind: type[Body]) -> Body:
-        return await read_json(request, kind, self._max_bytes)
-
-    def _moved(self, reported: ReportedJob) -> web.Response:
-        self._wakeups.wake(Work.EVENTS)
-        return json_response(msgspec.structs.asdict(reported))
+        report = await self._job_arguments(request, ReportFailure)
+        function = "fn_job_fail_permanent" if report.pop("permanent") else "fn_job_fail_transient"
+        return self._moved(await self._call(request, function, ReportedJob, **report))

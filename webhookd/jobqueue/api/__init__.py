@@ -1,1 +1,0 @@
-"""The HTTP API of the job queue."""
