@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from webhookd.core.errors import DatabaseUnavailable
-from webhookd.db.connection import Connection, connected
-from webhookd.db.errors import translated
+from webhookd.db.connection import Connection, connected, translated
 from webhookd.db.pool import Pool
 
 log = logging.getLogger(__name__)
