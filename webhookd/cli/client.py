@@ -21,8 +21,7 @@ import httptools
 import msgspec
 
 from webhookd import __version__
-from webhookd.cli.options import read_bounded
-from webhookd.cli.text import escaped
+from webhookd.cli.options import escaped, read_bounded
 from webhookd.core.configuration import load_settings
 from webhookd.core.errors import ConfigurationError, RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.settings import host_and_port

@@ -12,8 +12,8 @@ from rich.live import Live
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, json_option
-from webhookd.cli.text import count, duration, escaped
+from webhookd.cli.options import escaped, example, json_option
+from webhookd.cli.output import count, duration
 from webhookd.core.errors import ServiceUnavailable
 from webhookd.core.settings import SERVICES
 

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import (
+    escaped,
     event_id,
     example,
     json_option,
@@ -20,7 +21,7 @@ from webhookd.cli.options import (
     read_bounded,
     some_text,
 )
-from webhookd.cli.text import escaped, excerpt
+from webhookd.cli.output import excerpt
 from webhookd.jobqueue.cli import operate
 from webhookd.jobqueue.cli.options import (
     executor_option,

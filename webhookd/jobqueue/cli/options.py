@@ -6,7 +6,7 @@ from uuid import UUID
 
 import click
 
-from webhookd.cli.text import escaped, parsed_time
+from webhookd.cli.options import escaped, parsed_time
 from webhookd.core.limits import MAX_PRIORITY, MIN_PRIORITY
 from webhookd.jobqueue.states import Executor
 
