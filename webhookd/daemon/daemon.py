@@ -1,6 +1,5 @@
 """`webhookd serve`: creates all parts, runs them as services, reloads on SIGHUP, drains on SIGTERM."""
 
-import gc
 import logging
 import os
 import signal
@@ -16,38 +15,56 @@ from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
+from aiohttp import web
 
 from webhookd import __version__
+from webhookd.console.status_page import StatusPage
 from webhookd.context import Context
-from webhookd.core import log as logs
 from webhookd.core.errors import WebhookdError
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Service as SettingsService
 from webhookd.core.settings import Settings
-from webhookd.daemon import systemd
-from webhookd.daemon.api import Api
-from webhookd.daemon.database import Database, keep_running, opened
-from webhookd.daemon.reload import (
+from webhookd.daemon.process import (
+    configure_log,
+    notify_systemd,
+    tune_garbage_collector,
+    watchdog,
+    watchdog_interval_seconds,
+)
+from webhookd.daemon.services import Service, supervise
+from webhookd.daemon.setup import (
+    Database,
     client_options,
     database_warnings,
     file_warnings,
+    keep_running,
+    opened,
     restart_needed,
     settings_warnings,
 )
-from webhookd.daemon.services import Service, supervise
 from webhookd.daemon.status import Monitor, Reloads, StatusReporter
 from webhookd.db.connection import fetch_server_facts
 from webhookd.db.listener import Listener
 from webhookd.db.pool import Pool
+from webhookd.deliveries.api.dead_letters import DeadLetters
+from webhookd.deliveries.api.deliveries import Deliveries
+from webhookd.deliveries.api.events import Events
+from webhookd.deliveries.api.subscriptions import Subscriptions, Verification
 from webhookd.deliveries.applier import Applier, LimitSweeper
+from webhookd.deliveries.ingest import GroupCommit
 from webhookd.deliveries.reaper import Reaper
 from webhookd.deliveries.reporter import Reporter
 from webhookd.deliveries.router import Router
 from webhookd.deliveries.starter import Starter
 from webhookd.deliveries.worker import Worker
+from webhookd.http.docs import Documents
 from webhookd.http.health import Health
+from webhookd.http.routes import QueryRunner
 from webhookd.http.server import SHUTDOWN_SHARE, listening_socket, raise_file_limit
 from webhookd.http.site import Site
+from webhookd.jobqueue.api.jobs import Jobs, JobWorkflows
+from webhookd.jobqueue.api.leases import JobLeases, WaitingClaims
+from webhookd.jobqueue.api.operate import JobQueueSwitch
 from webhookd.jobqueue.keeper import JobKeeper
 from webhookd.outbound.client import GuardedClient
 from webhookd.wakeups import WakeUps, Work
@@ -68,6 +85,50 @@ class Sockets(ExitStack):
 
     def _listen(self, address: str) -> socket.socket | None:
         return self.enter_context(listening_socket(address)) if address else None
+
+
+class Api(Site):
+    """The complete API."""
+
+    def __init__(
+        self, context: Context, listening: socket.socket, client: GuardedClient, health: Health
+    ) -> None:
+        self._ingest = GroupCommit(context)
+        database = QueryRunner(context.pool)
+        self._claims = WaitingClaims(context, database)
+        resources = (
+            Events(context, database, self._ingest),
+            Subscriptions(context, database, Verification(context, database, client)),
+            Deliveries(context, database),
+            DeadLetters(context, database),
+            Jobs(context, database),
+            JobLeases(context, database, self._claims),
+            JobWorkflows(context, database),
+            JobQueueSwitch(context, database),
+            health,
+            StatusPage(health.status),
+        )
+        routes = [route for resource in resources for route in resource.routes()]
+        super().__init__(listening, context.settings, [*routes, *Documents(routes).routes()])
+        self._responses = context.metrics.api_responses
+
+    async def run(self) -> None:
+        """Serve until cancelled. Events not committed by then are dropped; no client got a 202 for them."""
+        self._claims.open()
+        try:
+            await super().run()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._ingest.close()
+
+    async def _on_shutdown(self, _: web.Application) -> None:
+        self._claims.close()
+
+    async def _before_response(self, request: web.Request, response: web.StreamResponse) -> None:
+        resource = request.match_info.route.resource
+        # The route's pattern, not the path: arbitrary paths must not create new time series.
+        route = f"{request.method} {resource.canonical}" if resource else "none"
+        self._responses.labels(route, f"{response.status // 100}xx").inc()
 
 
 class Daemon:
@@ -125,10 +186,10 @@ class Daemon:
                 },
             )
             self._warn()
-            systemd.notify("READY=1")
+            notify_systemd("READY=1")
             await self._stopping.wait()
             self._status.draining = True
-            systemd.notify("STOPPING=1")
+            notify_systemd("STOPPING=1")
             log.info("draining: no new claims, %d requests in flight", self._worker.in_flight)
             # The rest of the grace period is for API requests.
             await self._worker.drain(self._settings.services.shutdown_grace_seconds * (1 - SHUTDOWN_SHARE))
@@ -175,8 +236,8 @@ class Daemon:
         ]
         if embedded := self._database.embedded:
             services.append(Service("embedded", lambda: keep_running(embedded)))
-        if systemd.watchdog_interval_seconds():
-            services.append(Service("watchdog", systemd.watchdog))
+        if watchdog_interval_seconds():
+            services.append(Service("watchdog", watchdog))
         if self._sockets.api:
             services.append(Service("api", Api(context, self._sockets.api, self._client, health).run))
         if self._sockets.health:
@@ -233,7 +294,7 @@ class Daemon:
 
     def _reload(self) -> None:
         """Read, validate and build everything that can fail; then swap. A bad file changes nothing."""
-        systemd.reloading()
+        notify_systemd("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         metrics = self._context.metrics
         reloads = Reloads(restart_needed=self._status.reloads.restart_needed)
         try:
@@ -248,7 +309,7 @@ class Daemon:
         else:
             old, self._settings = self._settings, new
             self._client.reconfigure(options)
-            logs.configure(new.log.level, new.log.format)
+            configure_log(new.log.level, new.log.format)
             log.info("configuration reloaded", extra={"config": str(self._config_path)})
             self._warn()
             reloads.restart_needed = restart_needed(self._started_with, new)
@@ -262,7 +323,7 @@ class Daemon:
         metrics.reload_succeeded.set(reloads.successful)
         metrics.restart_needed.set(len(reloads.restart_needed))
         metrics.reloaded_at.set(reloads.last_at.timestamp())
-        systemd.notify("READY=1")
+        notify_systemd("READY=1")
 
 
 async def _serve(
@@ -275,27 +336,17 @@ async def _serve(
             daemon = Daemon(settings, load, config_path, sockets, database, pool)
             for warning in found:
                 log.warning(warning)
-            _tune_garbage_collector()
+            tune_garbage_collector()
             await daemon.run()
 
 
-def _tune_garbage_collector() -> None:
-    """Collect cycles less often, and exclude long-lived objects such as modules, routes and services.
-
-    A request creates a few hundred objects and hardly any cycle. With the defaults, collection took a tenth
-    of the CPU time of a loop that only sends POSTs. What is collected later is a few megabytes at most.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
-def serve(settings: Settings, load: Callable[[], Settings], config_path: Path | None) -> None:
-    """Run an instance until a signal stops it."""
+def serve(load: Callable[[], Settings], config_path: Path | None) -> None:
+    """Run an instance until a signal stops it. `load` reads the settings, now and at each reload."""
+    settings = load()
     # A SIGHUP during the start must not end the process; the daemon handles it later.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_file_limit()
-    logs.configure(settings.log.level, settings.log.format)
+    configure_log(settings.log.level, settings.log.format)
     # Until the daemon handles signals itself: exit normally, so that an embedded server is stopped again.
     signal.signal(signal.SIGTERM, _end)
     with opened(settings) as database:
