@@ -44,7 +44,6 @@ from webhookd.daemon.setup import (
 )
 from webhookd.daemon.status import Monitor, Reloads, StatusReporter
 from webhookd.db.connection import fetch_server_facts
-from webhookd.db.listener import Listener
 from webhookd.db.pool import Pool
 from webhookd.deliveries.api.dead_letters import DeadLetters
 from webhookd.deliveries.api.deliveries import Deliveries
@@ -67,7 +66,7 @@ from webhookd.jobqueue.api.leases import JobLeases, WaitingClaims
 from webhookd.jobqueue.api.operate import JobQueueSwitch
 from webhookd.jobqueue.keeper import JobKeeper
 from webhookd.outbound.client import GuardedClient
-from webhookd.wakeups import WakeUps, Work
+from webhookd.wakeups import Listener, WakeUps
 
 log = logging.getLogger(__name__)
 
@@ -211,26 +210,15 @@ class Daemon:
                 "services.shutdown_grace_seconds leaves deliveries less time than delivery.timeout_seconds: "
                 "a shutdown may cut off requests, which are then sent again"
             )
-        warnings = (
-            *settings_warnings(settings),
-            *file_warnings(self._config_path),
-        )
-        for warning in warnings:
+        for warning in (*settings_warnings(settings), *file_warnings(self._config_path)):
             log.warning(warning)
 
     def _make_services(self) -> list[Service]:
         context = self._context
         wakeups, pool = context.wakeups, context.pool
         health = Health(self._status.unready, self._status.describe, context.metrics.registry)
-        listener = Listener(
-            self._database.dsn,
-            pool,
-            [work.value for work in Work],
-            on_listening=wakeups.wake_all,
-            on_notify=lambda channel: wakeups.received(Work(channel)),
-        )
         services = [
-            Service("listener", listener.run),
+            Service("listener", Listener(self._database.dsn, pool, wakeups).run),
             Service("notifier", lambda: wakeups.run_notifier(pool)),
             Service("monitor", self._monitor.run),
         ]

@@ -68,7 +68,7 @@ class DeadLetters(DatabaseResource):
                 f"dead letter {letter_id} was requeued as delivery {requeued.saga_id}",
                 saga_id=requeued.saga_id,
             )
-        self._wakeups.wake(Work.SAGAS, [requeued.subscription_id], cluster=True)
+        self._wakeups.wake(Work.SAGAS, [requeued.subscription_id], notify=True)
         return json_response(responses.RequeuedDeadLetter(saga_id=requeued.saga_id), CREATED)
 
     @route(
@@ -100,7 +100,7 @@ class DeadLetters(DatabaseResource):
                 )
             )
             if batch.subscription_ids:
-                self._wakeups.wake(Work.SAGAS, batch.subscription_ids, cluster=True)
+                self._wakeups.wake(Work.SAGAS, batch.subscription_ids, notify=True)
             matched += batch.matched
             requeued += batch.requeued
             after_id, done = batch.last_id, batch.matched < size
