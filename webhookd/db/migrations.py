@@ -7,8 +7,7 @@ A second migration that waited for the lock finds nothing to do.
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -288,29 +287,21 @@ async def _note(connection: Connection, part: str, checksum: str) -> None:
 
 
 async def _apply_code(connection: Connection, schema: Schema) -> None:
+    owners = ", ".join(sorted({file.owner for file in schema.functions} - {_OWNER}))
     await connection.execute(schema.revoke)
+    # To create or receive a function, a role needs CREATE on the schema. It does not keep it.
+    await connection.execute(f"grant usage, create on schema webhookd to {owners}")
     for file in schema.functions:
         await _hand_over(connection, file)
     earlier = await _functions(connection)
     for file in schema.functions:
-        async with _creating(connection, file.owner):
-            await _execute_as(connection, file.owner, file.text)
+        await _execute_as(connection, file.owner, file.text)
+    await connection.execute(f"revoke create on schema webhookd from {owners}")
     # A function that was not replaced is from an earlier release and in no file any more.
     for signature, _ in sorted(earlier.items() & (await _functions(connection)).items()):
         await connection.execute(f"drop routine {signature}")
     await connection.execute(schema.planner)
     await connection.execute(schema.grants)
-
-
-@asynccontextmanager
-async def _creating(connection: Connection, owner: str) -> AsyncIterator[None]:
-    """Give a role CREATE on the schema only while it creates or receives its functions."""
-    if owner == _OWNER:
-        yield
-        return
-    await connection.execute(f"grant usage, create on schema webhookd to {owner}")
-    yield
-    await connection.execute(f"revoke create on schema webhookd from {owner}")
 
 
 async def _hand_over(connection: Connection, file: FunctionFile) -> None:
@@ -325,10 +316,8 @@ async def _hand_over(connection: Connection, file: FunctionFile) -> None:
         created_names(file),
         file.owner,
     )
-    if functions:
-        async with _creating(connection, file.owner):
-            for function in functions:
-                await connection.execute(f"alter routine {function['signature']} owner to {file.owner}")
+    for function in functions:
+        await connection.execute(f"alter routine {function['signature']} owner to {file.owner}")
 
 
 def created_names(file: FunctionFile) -> list[str]:
