@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn, assert_never
@@ -42,7 +43,7 @@ from webhookd.daemon.setup import (
     restart_needed,
     settings_warnings,
 )
-from webhookd.daemon.status import Monitor, Reloads, StatusReporter
+from webhookd.daemon.status import Monitor, StatusReporter
 from webhookd.db.connection import fetch_server_facts
 from webhookd.db.pool import Pool
 from webhookd.deliveries.api.dead_letters import DeadLetters
@@ -167,11 +168,9 @@ class Daemon:
         """Run all services until a signal stops them; then drain and return."""
         self._status.services = self._make_services()
         self._export_client_counters()
-        metrics = self._context.metrics
-        metrics.reloaded_at.set(time.time())
         async with self._client, anyio.create_task_group() as tasks:
             for service in self._status.services:
-                tasks.start_soon(supervise, service, metrics, name=service.name)
+                tasks.start_soon(supervise, service, self._context.metrics, name=service.name)
             tasks.start_soon(self._serve_signals, name="signals")
             await anyio.lowlevel.checkpoint()
             log.info(
@@ -283,13 +282,13 @@ class Daemon:
     def _reload(self) -> None:
         """Read, validate and build everything that can fail; then swap. A bad file changes nothing."""
         notify_systemd("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        metrics = self._context.metrics
-        reloads = Reloads(restart_needed=self._status.reloads.restart_needed)
+        error_text: str | None = None
+        needed = self._status.configuration["restart_needed"]
         try:
             new = self._load()
             options = client_options(new, self._sockets.addresses)
         except Exception as error:
-            reloads.successful, reloads.error = False, str(error)
+            error_text = str(error)
             ours = isinstance(error, WebhookdError)
             log.error(  # noqa: TRY400  a mistake in the file needs no traceback
                 "configuration not reloaded: %s", error, exc_info=None if ours else error
@@ -300,17 +299,19 @@ class Daemon:
             configure_log(new.log.level, new.log.format)
             log.info("configuration reloaded", extra={"config": str(self._config_path)})
             self._warn()
-            reloads.restart_needed = restart_needed(self._started_with, new)
-            for key in reloads.restart_needed:
+            needed = restart_needed(self._started_with, new)
+            for key in needed:
                 log.warning("%s changed; restart webhookd to apply it", key)
             self._context.wakeups.wake_all()
             if new.retry.max_attempts < old.retry.max_attempts:
                 self._limit_sweeper.request()
-        self._status.reloads = reloads
-        metrics.reloads.labels("done" if reloads.successful else "refused").inc()
-        metrics.reload_succeeded.set(reloads.successful)
-        metrics.restart_needed.set(len(reloads.restart_needed))
-        metrics.reloaded_at.set(reloads.last_at.timestamp())
+        self._status.configuration = {
+            "last_read_at": datetime.now(UTC),
+            "last_reload_successful": error_text is None,
+            "last_reload_error": error_text,
+            "restart_needed": needed,
+        }
+        self._context.metrics.reloads.labels("done" if error_text is None else "refused").inc()
         notify_systemd("READY=1")
 
 
