@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from webhookd import __version__
 from webhookd.cli.options import INTERRUPTED, example
@@ -32,7 +32,7 @@ COMMANDS = {
     "jobs": "webhookd.jobqueue.cli.jobs:command",
     "token": "webhookd.cli.server:token",
 }
-SHELLS = ("bash", "zsh", "fish")
+SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 # `resume` for `remove` (0.67) is not close enough, `status` for `stauts` (0.83) is.
 MIN_SIMILARITY = 0.75
 
@@ -99,10 +99,8 @@ def completion(context: click.Context, shell: str) -> None:
 
     Add the script to your shell's startup file and open a new shell.
     """
-    shell_completion = get_completion_class(shell)
-    if shell_completion is None:
-        raise click.UsageError(f"{shell} is not supported")
-    click.echo(shell_completion(context.find_root().command, {}, "webhookd", "_WEBHOOKD_COMPLETE").source())
+    script = SHELLS[shell](context.find_root().command, {}, "webhookd", "_WEBHOOKD_COMPLETE").source()
+    click.echo(script)
 
 
 def _with_suggestions(error: click.UsageError) -> click.UsageError:

@@ -31,29 +31,13 @@ BLOCK_ROWS = 500
 # Without a terminal nothing is folded: each row is one line.
 UNFOLDED_WIDTH = 100_000
 
-_COLOURS = {
-    "Completed": "green",
-    "delivered": "green",
-    "ready": "green",
-    "running": "green",
-    "active": "green",
-    "Pending": "cyan",
-    "InProgress": "cyan",
-    "PendingRetry": "yellow",
-    "not_routed": "yellow",
-    "paused": "yellow",
-    "succeeded": "green",
-    "queued": "cyan",
-    "leased": "cyan",
-    "in_progress": "cyan",
-    "retry_waiting": "yellow",
-    "dead_letter": "red",
-    "unverified": "yellow",
-    "DeadLettered": "red",
-    "failing": "red",
-    "not ready": "red",
-    "unreachable": "red",
+_COLOURED_STATES = {
+    "green": ("Completed", "delivered", "ready", "running", "active", "succeeded"),
+    "cyan": ("Pending", "InProgress", "queued", "leased", "in_progress"),
+    "yellow": ("PendingRetry", "not_routed", "paused", "retry_waiting", "unverified"),
+    "red": ("dead_letter", "DeadLettered", "failing", "not ready", "unreachable"),
 }
+_COLOURS = {state: colour for colour, states in _COLOURED_STATES.items() for state in states}
 
 
 def console() -> Console:

@@ -146,8 +146,7 @@ async def _check_database(settings: Settings, database: Database) -> list[Findin
     server = await fetch_server_facts(database.dsn)
     where = str(database.embedded.folder) if database.embedded else without_password(database.dsn)
     found = [Finding("good", "database", f"PostgreSQL {server.version} at {where}")]
-    warnings = database_warnings(settings.database, server)
-    found += [Finding("warning", "database", text) for text in warnings]
+    found += [Finding("warning", "database", text) for text in database_warnings(settings.database, server)]
     pending = await migrations.check(database.migrating_dsn)
     if pending:
         missing = ", ".join(pending.describe())
