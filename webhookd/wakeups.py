@@ -6,11 +6,16 @@ polls, so a lost wake-up costs time and nothing else. docs/how-it-works.md shows
 """
 
 import asyncio
+import logging
 from collections.abc import Collection
 from enum import StrEnum
 from typing import Final, Self
 
+from webhookd.core.errors import DatabaseUnavailable
+from webhookd.db.connection import Connection, connected, translated
 from webhookd.db.pool import Pool
+
+log = logging.getLogger(__name__)
 
 # NOTIFY locks the whole PostgreSQL cluster at commit, so each process sends at most one batch in this time.
 NOTIFY_INTERVAL_SECONDS = 0.1
@@ -19,6 +24,10 @@ NOTIFY_INTERVAL_SECONDS = 0.1
 FOLLOW_UP_SECONDS = 0.06
 # Row ids that an inbox keeps. Past this bound the consumer searches the database instead.
 MAX_IDS = 100_000
+HEARTBEAT_INTERVAL_SECONDS = 3.0
+HEARTBEAT_TIMEOUT_SECONDS = 3.0
+# Behind a pooler, LISTEN ends with its transaction: try again now and then, not at every heartbeat.
+NO_LISTEN_INTERVAL_SECONDS = 60.0
 
 
 class Work(StrEnum):
@@ -62,19 +71,19 @@ class WakeUps:
         return inbox
 
     def wake(
-        self, work: Work, ids: Collection[int] = (), *, search: bool = False, cluster: bool = False
+        self, work: Work, ids: Collection[int] = (), *, search: bool = False, notify: bool = False
     ) -> None:
         """Wake the consumers of this work.
 
         `ids` names the rows, so that the consumer need not look for them. `search` makes it look for all
-        rows. `cluster` sends a NOTIFY to other processes too: at once if no consumer runs here; otherwise
+        rows. `notify` sends a NOTIFY to other processes too: at once if no consumer runs here; otherwise
         after NOTIFY_INTERVAL_SECONDS, unless `handled_here` cancels it. A NOTIFY is a commit, and the next
         stage would wait for the disk behind it.
         """
         is_attended = any(inbox.is_attended for inbox in self._inboxes[work])
         for inbox in self._inboxes[work]:
             inbox.put(ids, search=search)
-        if not cluster:
+        if not notify:
             return
         if not is_attended:
             self._notify_now(work)
@@ -223,6 +232,62 @@ class Inbox:
 
     def close(self) -> None:
         self._wakeups.remove(self)
+
+
+class Listener:
+    """Listens for NOTIFY from other processes, on a connection of its own, until it is cancelled.
+
+    A connection that is cut off receives nothing and reports nothing. So it is checked every few seconds,
+    with a timeout, whether it still listens. Where LISTEN does not work (behind PgBouncer in transaction
+    mode) the daemon relies on polling, and logs that once.
+    """
+
+    def __init__(self, dsn: str, pool: Pool, wakeups: WakeUps) -> None:
+        self._dsn = dsn
+        self._pool = pool
+        self._wakeups = wakeups
+        self._has_warned = False
+
+    async def run(self) -> None:
+        """Listen; a lost connection raises, and the supervisor restarts this service."""
+        while True:
+            try:
+                await self._listen()
+            except DatabaseUnavailable as error:
+                # The heartbeat notices a stalled server before a call through the pool runs into its timeout.
+                self._pool.report_unavailable(error)
+                raise
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("LISTEN has no effect on this connection (is it pooled?): relying on polling")
+            await asyncio.sleep(NO_LISTEN_INTERVAL_SECONDS)
+
+    async def _listen(self) -> None:
+        """Listen until the connection is lost, or turns out not to listen."""
+        async with connected(self._dsn) as connection:
+            async with asyncio.timeout(HEARTBEAT_TIMEOUT_SECONDS):
+                for work in Work:
+                    await connection.add_listener(work.value, self._notified)
+            # Notifications sent before this point were missed.
+            self._wakeups.wake_all()
+            while await self._still_listens(connection):  # noqa: ASYNC110  the server is polled, not a variable
+                await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
+
+    async def _still_listens(self, connection: Connection) -> bool:
+        with translated():
+            try:
+                channels = await asyncio.wait_for(
+                    connection.fetchval("select array(select pg_listening_channels())"),
+                    HEARTBEAT_TIMEOUT_SECONDS,
+                )
+            except TimeoutError as error:
+                raise DatabaseUnavailable("the listener's connection does not answer") from error
+        return set(channels) >= set(Work)
+
+    def _notified(self, _: object, process_id: int, channel: str, __: object) -> None:
+        # Wake-ups from this process were delivered through memory.
+        if not self._pool.has_process(process_id):
+            self._wakeups.received(Work(channel))
 
 
 def _resolve(waiter: "asyncio.Future[None] | None") -> None:

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from tests.support.command import ROOT
-from webhookd.db.schema_files import shipped
+from webhookd.db.migrations import shipped
 
 # It takes the locks that a real migration takes on the two busiest tables.
 MIGRATION = """

@@ -8,7 +8,7 @@ from typing import TypeVar
 from tests.faults.bed import Bed
 from tests.support.processes import processor_seconds
 from tests.support.waiting import until_true
-from webhookd.db.listener import HEARTBEAT_INTERVAL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from webhookd.wakeups import HEARTBEAT_INTERVAL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 
 # A fault that can have no effect returns how many things it affected.
 Verb = Callable[..., Awaitable[int | None]]

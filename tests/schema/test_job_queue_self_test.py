@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tests.support.job_queue import ACTOR, KIND, JobQueue, Status
-from webhookd.db.schema_files import shipped
+from webhookd.db.migrations import shipped
 
 if TYPE_CHECKING:
     import pytest

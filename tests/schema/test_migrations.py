@@ -20,8 +20,7 @@ from webhookd import __version__
 from webhookd.core.errors import SchemaProblem, WebhookdError
 from webhookd.db import migrations
 from webhookd.db.connection import Connection
-from webhookd.db.migrations import Pending, check, migrate
-from webhookd.db.schema_files import FunctionFile, Migration, Schema, shipped
+from webhookd.db.migrations import FunctionFile, Migration, Pending, Schema, check, migrate, shipped
 
 NOTHING = Pending((), code=False, triggers=False)
 EVERYTHING = Pending(shipped().migrations, code=True, triggers=True)

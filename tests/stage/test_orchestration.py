@@ -89,7 +89,7 @@ async def test_ids_do_not_hide_deliveries_routed_elsewhere(
             await flow.publish("ours")
             await flow.publish("theirs")
             await flow.route()
-            parts.wakeups.wake(Work.SAGAS, [ours], cluster=True)
+            parts.wakeups.wake(Work.SAGAS, [ours], notify=True)
             parts.wakeups.wake(Work.SAGAS, search=True)
             await until(flow.daemon, STARTED, count)
 
@@ -124,7 +124,7 @@ async def test_result_frees_the_window_for_the_next_delivery(flow: Flow, parts: 
             await until(flow.daemon, STARTED, count)
             [lease] = await flow.claim()
             await flow.report(lease, 200)
-            parts.wakeups.wake(Work.RESULTS, [lease.job_id], cluster=True)
+            parts.wakeups.wake(Work.RESULTS, [lease.job_id], notify=True)
         await until(flow.daemon, COMPLETED, 3)
 
 
@@ -159,7 +159,7 @@ async def test_starter_retries_soon_while_another_orchestrator_holds_the_lock(
         await flow.route()
         async with flow.superuser.transaction():
             await flow.superuser.execute("select from webhookd.orchestration_turn for update")
-            parts.wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
+            parts.wakeups.wake(Work.SAGAS, [subscription_id], notify=True)
             # It has tried more than once, without success.
             await until_true(lambda: starts.ended > 1)
         await until(flow.daemon, STARTED, 1)
@@ -189,7 +189,7 @@ async def test_more_results_than_a_batch_are_notified(parts: Parts) -> None:
     parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(batch_size=2))
     applier = applier_of(parts)
     with applier._inbox:
-        parts.wakeups.wake(Work.RESULTS, [1, 2, 3], cluster=True)
+        parts.wakeups.wake(Work.RESULTS, [1, 2, 3], notify=True)
         await applier.run_once()
         assert will_notify(parts, Work.RESULTS)
         await applier.run_once()
@@ -202,9 +202,9 @@ async def test_more_due_subscriptions_than_a_batch_are_notified(flow: Flow, part
     ids = [await flow.subscribe(f"type{number}") for number in range(2)]
     starter = starter_of(parts)
     with starter._inbox:
-        parts.wakeups.wake(Work.SAGAS, ids[:1], cluster=True)
+        parts.wakeups.wake(Work.SAGAS, ids[:1], notify=True)
         await starter.run_once()
         assert not will_notify(parts, Work.SAGAS)
-        parts.wakeups.wake(Work.SAGAS, ids, cluster=True)
+        parts.wakeups.wake(Work.SAGAS, ids, notify=True)
         await starter.run_once()
         assert will_notify(parts, Work.SAGAS)

@@ -50,7 +50,7 @@ async def starter(flow: Flow, parts: Parts, _: pytest.MonkeyPatch) -> AsyncItera
     async def give() -> None:
         await flow.publish()
         await flow.route()
-        parts.wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
+        parts.wakeups.wake(Work.SAGAS, [subscription_id], notify=True)
 
     async with running(starter_of(parts).run):
         yield Stage(STARTED, give)
@@ -85,7 +85,7 @@ async def applier(flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> 
         await flow.start()
         [lease] = await flow.claim()
         await flow.report(lease)
-        parts.wakeups.wake(Work.RESULTS, [lease.job_id], cluster=True)
+        parts.wakeups.wake(Work.RESULTS, [lease.job_id], notify=True)
 
     async with running(applier_of(parts).run):
         # The first search finds nothing, so no rest follows it.

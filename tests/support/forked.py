@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-MODULES = ["webhookd.cli.main", "webhookd.cli.serve", "webhookd.devtools.listen", "tests.support.forked"]
+MODULES = ["webhookd.cli.main", "webhookd.daemon.daemon", "webhookd.devtools.listen", "tests.support.forked"]
 
 
 class Forked:

@@ -21,7 +21,7 @@ from webhookd.core.errors import (
     SchemaProblem,
     WebhookdError,
 )
-from webhookd.db.errors import translated
+from webhookd.db.connection import translated
 
 SCHEMA = Path(__file__).resolve().parents[2] / "schema"
 

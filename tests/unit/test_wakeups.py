@@ -116,12 +116,12 @@ async def test_notify_is_sent_at_once_only_if_no_consumer_waits_here() -> None:
     """A NOTIFY is a commit: with a waiting consumer it is delayed, so that the work can be done first."""
     wakeups = WakeUps()
     inbox = wakeups.inbox(Work.ATTEMPTS)
-    wakeups.wake(Work.ATTEMPTS, cluster=True)
+    wakeups.wake(Work.ATTEMPTS, notify=True)
     assert wakeups._to_notify
     wakeups = WakeUps()
     inbox = wakeups.inbox(Work.ATTEMPTS)
     waiter = await waiting(inbox)
-    wakeups.wake(Work.ATTEMPTS, cluster=True)
+    wakeups.wake(Work.ATTEMPTS, notify=True)
     assert not wakeups._to_notify
     await waiter
     await until_true(lambda: bool(wakeups._to_notify))
@@ -131,9 +131,9 @@ async def test_running_consumer_delays_the_notify_even_while_it_works() -> None:
     """After it has ended, a NOTIFY is sent at once."""
     wakeups = WakeUps()
     with wakeups.inbox(Work.RESULTS):
-        wakeups.wake(Work.RESULTS, cluster=True)
+        wakeups.wake(Work.RESULTS, notify=True)
         assert not wakeups._to_notify
-    wakeups.wake(Work.RESULTS, cluster=True)
+    wakeups.wake(Work.RESULTS, notify=True)
     assert wakeups._to_notify
 
 
@@ -141,8 +141,8 @@ async def test_handled_work_is_not_notified() -> None:
     """Only the NOTIFY of the handled work is cancelled."""
     wakeups = WakeUps()
     with wakeups.inbox(Work.RESULTS) as results, wakeups.inbox(Work.SAGAS):
-        wakeups.wake(Work.RESULTS, cluster=True)
-        wakeups.wake(Work.SAGAS, cluster=True)
+        wakeups.wake(Work.RESULTS, notify=True)
+        wakeups.wake(Work.SAGAS, notify=True)
         results.handled_here()
         await until_true(lambda: bool(wakeups._to_notify))
         assert wakeups._to_notify == {Work.SAGAS}
@@ -152,7 +152,7 @@ async def test_work_handled_before_the_notifier_runs_costs_no_statement() -> Non
     """The delay is over, but the notifier was busy: it sends nothing."""
     wakeups = WakeUps()
     with wakeups.inbox(Work.SAGAS) as sagas:
-        wakeups.wake(Work.SAGAS, cluster=True)
+        wakeups.wake(Work.SAGAS, notify=True)
         await until_true(lambda: bool(wakeups._to_notify))
         sagas.handled_here()
     assert not will_notify(wakeups, Work.SAGAS)

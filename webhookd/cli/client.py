@@ -21,8 +21,7 @@ import httptools
 import msgspec
 
 from webhookd import __version__
-from webhookd.cli.options import read_bounded
-from webhookd.cli.text import escaped
+from webhookd.cli.options import escaped, read_bounded
 from webhookd.core.configuration import load_settings
 from webhookd.core.errors import ConfigurationError, RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.settings import host_and_port
@@ -56,11 +55,10 @@ class Place(NamedTuple):
         return f"{self.url.geturl()} ({self.source})"
 
 
-class Answer:
+class Answer(NamedTuple):
     """The body of a successful response."""
 
-    def __init__(self, body: bytes) -> None:
-        self.body: Final = body
+    body: bytes
 
     @property
     def value(self) -> dict[str, Any]:
@@ -314,10 +312,10 @@ def _parsed(text: str, source: str) -> SplitResult:
     return url
 
 
-def _reject_secret(_: click.Context, parameter: click.Parameter, value: str | None) -> None:
+def _reject_secret(_: click.Context, __: click.Parameter, value: str | None) -> None:
     if value is not None:
         raise click.UsageError(
-            f"--{parameter.name}: every user of this machine can see arguments; "
+            "--token: every user of this machine can see arguments; "
             "set WEBHOOKD_TOKEN, or use --token-file FILE"
         )
 

@@ -5,34 +5,34 @@ configuration, 130 interrupted by Ctrl-C.
 """
 
 import difflib
-import importlib
+import pkgutil
 import sys
 from pathlib import Path
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from webhookd import __version__
 from webhookd.cli.options import INTERRUPTED, example
 from webhookd.core.errors import Refused, WebhookdError
 
-# In the order of --help. Each module has its click command in `command`.
+# In the order of --help.
 COMMANDS = {
-    "demo": "webhookd.devtools.demo",
-    "bench": "webhookd.devtools.bench",
-    "serve": "webhookd.cli.serve",
-    "listen": "webhookd.devtools.listen",
-    "publish": "webhookd.deliveries.cli.publish",
-    "migrate": "webhookd.cli.migrate",
-    "check": "webhookd.cli.check",
-    "status": "webhookd.cli.status",
-    "subscriptions": "webhookd.deliveries.cli.subscriptions",
-    "deliveries": "webhookd.deliveries.cli.deliveries",
-    "dead-letters": "webhookd.deliveries.cli.dead_letters",
-    "jobs": "webhookd.jobqueue.cli.jobs",
-    "token": "webhookd.cli.token",
+    "demo": "webhookd.devtools.demo:command",
+    "bench": "webhookd.devtools.bench:command",
+    "serve": "webhookd.cli.server:serve",
+    "listen": "webhookd.devtools.listen:command",
+    "publish": "webhookd.deliveries.cli.publish:command",
+    "migrate": "webhookd.cli.server:migrate",
+    "check": "webhookd.cli.server:check",
+    "status": "webhookd.cli.status:command",
+    "subscriptions": "webhookd.deliveries.cli.subscriptions:command",
+    "deliveries": "webhookd.deliveries.cli.deliveries:command",
+    "dead-letters": "webhookd.deliveries.cli.dead_letters:command",
+    "jobs": "webhookd.jobqueue.cli.jobs:command",
+    "token": "webhookd.cli.server:token",
 }
-SHELLS = ("bash", "zsh", "fish")
+SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 # `resume` for `remove` (0.67) is not close enough, `status` for `stauts` (0.83) is.
 MIN_SIMILARITY = 0.75
 
@@ -46,9 +46,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
-        command = importlib.import_module(COMMANDS[cmd_name]).command
-        if not isinstance(command, click.Command):
-            return None
+        command: click.Command = pkgutil.resolve_name(COMMANDS[cmd_name])
         _accept_config(command)
         return command
 
@@ -101,10 +99,8 @@ def completion(context: click.Context, shell: str) -> None:
 
     Add the script to your shell's startup file and open a new shell.
     """
-    shell_completion = get_completion_class(shell)
-    if shell_completion is None:
-        raise click.UsageError(f"{shell} is not supported")
-    click.echo(shell_completion(context.find_root().command, {}, "webhookd", "_WEBHOOKD_COMPLETE").source())
+    script = SHELLS[shell](context.find_root().command, {}, "webhookd", "_WEBHOOKD_COMPLETE").source()
+    click.echo(script)
 
 
 def _with_suggestions(error: click.UsageError) -> click.UsageError:

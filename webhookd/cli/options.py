@@ -1,20 +1,38 @@
-"""Options and argument types that several commands share, and the reading of files that arguments name."""
+"""Options and argument types that several commands share, and how untrusted values are read and escaped."""
 
 import functools
+import re
+import unicodedata
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
-from webhookd.cli.text import escaped, parsed_time
 from webhookd.core.limits import MAX_ID, MAX_ID_DIGITS
 
 # The exit code after Ctrl-C, as shells expect it.
 INTERRUPTED = 130
 DEFAULT_LIMIT = 50
+UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+_AGE = re.compile(r"([0-9]{1,6})([dhms])\Z")
+# Unicode's line ends that are not control characters.
+_LINE_ENDS = ("\u2028", "\u2029")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document per line.")
+
+
+def escaped(value: object) -> str:
+    """Return a value on one line. Characters that could control a terminal are shown as Python escapes."""
+    text = str(value)
+    return text if text.isascii() and text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    # Cc and Cf control terminals and reverse the reading order; Cs, Co and Cn are not characters.
+    if unicodedata.category(character)[0] != "C" and character not in _LINE_ENDS:
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def some_text(text: str) -> str:
@@ -39,15 +57,21 @@ def event_id(text: str) -> int:
 def time_or_age(text: str) -> str:
     """Parse a time, or an age such as 2h, and return it as RFC 3339."""
     try:
-        return _rfc3339(parsed_time(text, datetime.now(UTC)))
+        return parsed_time(text, datetime.now(UTC)).isoformat().replace("+00:00", "Z")
     except (ValueError, OverflowError) as error:
         raise click.BadParameter(
             f"{escaped(text)} is neither a time like 2026-01-31T08:00:00Z nor an age like 2h"
         ) from error
 
 
-def _rfc3339(time: datetime) -> str:
-    return time.isoformat().replace("+00:00", "Z")
+def parsed_time(text: str, now: datetime) -> datetime:
+    """Parse a time with a time zone, or an age such as 90s, 30m, 2h, 7d; raise ValueError otherwise."""
+    if age := _AGE.match(text):
+        return now - timedelta(seconds=int(age[1]) * dict(UNITS)[age[2]])
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError("the time zone is missing")
+    return time.astimezone(UTC)
 
 
 def example(*lines: str) -> str:

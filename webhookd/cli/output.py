@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from webhookd.cli.client import Answer
-from webhookd.cli.text import absolute, escaped, relative
+from webhookd.cli.options import UNITS, escaped
 
 Cell: TypeAlias = str | Text
 Row: TypeAlias = Sequence[Cell]
@@ -31,29 +31,13 @@ BLOCK_ROWS = 500
 # Without a terminal nothing is folded: each row is one line.
 UNFOLDED_WIDTH = 100_000
 
-_COLOURS = {
-    "Completed": "green",
-    "delivered": "green",
-    "ready": "green",
-    "running": "green",
-    "active": "green",
-    "Pending": "cyan",
-    "InProgress": "cyan",
-    "PendingRetry": "yellow",
-    "not_routed": "yellow",
-    "paused": "yellow",
-    "succeeded": "green",
-    "queued": "cyan",
-    "leased": "cyan",
-    "in_progress": "cyan",
-    "retry_waiting": "yellow",
-    "dead_letter": "red",
-    "unverified": "yellow",
-    "DeadLettered": "red",
-    "failing": "red",
-    "not ready": "red",
-    "unreachable": "red",
+_COLOURED_STATES = {
+    "green": ("Completed", "delivered", "ready", "running", "active", "succeeded"),
+    "cyan": ("Pending", "InProgress", "queued", "leased", "in_progress"),
+    "yellow": ("PendingRetry", "not_routed", "paused", "retry_waiting", "unverified"),
+    "red": ("dead_letter", "DeadLettered", "failing", "not ready", "unreachable"),
 }
+_COLOURS = {state: colour for colour, states in _COLOURED_STATES.items() for state in states}
 
 
 def console() -> Console:
@@ -175,6 +159,43 @@ def state(name: str, shown: str | None = None) -> Text:
 def text(value: object) -> str:
     """Return an untrusted value escaped, or a hyphen for None."""
     return NONE if value is None else escaped(value)
+
+
+def excerpt(text: str, characters: int) -> str:
+    """Return the beginning of a text, escaped."""
+    return escaped(text[:characters]) + ("…" if len(text) > characters else "")
+
+
+def count(number: int, most: int) -> str:
+    """Return a number that was counted up to a maximum: `10,000 or more`."""
+    return str(number) if number < most else f"{most:,} or more"
+
+
+def duration(seconds: float) -> str:
+    """Return the two largest units: `2d 4h`, `3m 5s`, `0.4s`."""
+    if seconds < 10:  # noqa: PLR2004  tenths matter below ten seconds
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
+    left, parts = round(seconds), []
+    for unit, length in UNITS:
+        if left >= length:
+            parts.append(f"{left // length}{unit}")
+            left %= length
+        elif parts:  # 1d 0h 5m becomes 1d, not 1d 5m
+            break
+    return " ".join(parts[:2])
+
+
+def relative(time: datetime, now: datetime) -> str:
+    """Return `3m 5s ago`, or `in 40s`."""
+    seconds = (now - time).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(-seconds)}"
+
+
+def absolute(time: datetime) -> str:
+    """Return the time in UTC, to the second."""
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def time_cell(value: object) -> str:

@@ -12,8 +12,8 @@ from rich.live import Live
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, json_option
-from webhookd.cli.text import count, duration, escaped
+from webhookd.cli.options import escaped, example, json_option
+from webhookd.cli.output import count, duration
 from webhookd.core.errors import ServiceUnavailable
 from webhookd.core.settings import SERVICES
 
@@ -53,12 +53,8 @@ def command(client: Client, *, watch: bool, interval_seconds: float, as_json: bo
     if watch:
         _watch(client, interval_seconds, as_json=as_json)
     answer = client.get("/status")
-    status = answer.value
-    if as_json:
-        output.show_json(answer.body)
-    else:
-        output.show(*screen(status, client))
-    if not status.get("ready"):
+    output.show_answer(answer, lambda answer: screen(answer.value, client), as_json=as_json)
+    if not answer.value.get("ready"):
         sys.exit(NOT_READY)
 
 
@@ -85,22 +81,17 @@ def _print_once(client: Client, *, as_json: bool) -> None:
         answer = client.get("/status")
     except ServiceUnavailable as error:
         click.echo(f"webhookd: {error}", err=True)
-        return
-    if as_json:
-        output.show_json(answer.body)
     else:
-        output.show(*screen(answer.value, client), "")
+        output.show_answer(answer, lambda answer: [*screen(answer.value, client), ""], as_json=as_json)
 
 
 def screen(status: dict[str, Any], client: Client) -> Iterator[RenderableType]:
     """Render a /status document. The first line says whether the daemon is ready."""
     reasons = ", ".join(map(escaped, status.get("unready_because", [])))
-    yield (
-        output.line(output.state("ready"), f"  {client.place.url.geturl()}")
-        if status.get("ready")
-        else output.line(output.state("not ready", f"not ready: {reasons}"), f"  {client.place.url.geturl()}")
+    state = (
+        output.state("ready") if status.get("ready") else output.state("not ready", f"not ready: {reasons}")
     )
-    backlog = status.get("backlog")
+    yield output.line(state, f"  {client.place.url.geturl()}")
     yield output.fields(
         [
             ("instance", output.text(status.get("worker_id"))),
@@ -117,7 +108,7 @@ def screen(status: dict[str, Any], client: Client) -> Iterator[RenderableType]:
     # Problems come first: a small screen cuts off the end.
     yield from _failed_services(status.get("services", []))
     yield from _failing_endpoints(status.get("failing_endpoints"))
-    yield from _waiting(backlog)
+    yield from _waiting(status.get("backlog"))
 
 
 def _running(services: list[dict[str, Any]]) -> output.Cell:

@@ -1,1 +1,1 @@
-"""Shared foundations: errors, states, limits, settings, logging, metrics. Imports nothing else of ours."""
+"""Shared foundations: errors, states, limits, settings, metrics. Imports nothing else of ours."""

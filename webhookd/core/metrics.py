@@ -48,60 +48,58 @@ class Metrics:
         Info("webhookd_build", "Version of this instance", registry=self.registry).info(
             {"version": __version__}
         )
-        self.events_accepted = self._counter("events_accepted", "Events stored through this instance's API")
-        self.events_routed = self._counter("events_routed", "Events routed")
-        self.sagas_routed = self._counter("sagas_routed", "Deliveries created by routing")
-        self.attempts_started = self._counter("attempts_started", "Attempts created for due deliveries")
-        self.transitions = self._counter(
+
+        def counter(name: str, help_text: str, *labels: str) -> Counter:
+            return Counter(f"webhookd_{name}", help_text, labels, registry=self.registry)
+
+        def gauge(name: str, help_text: str, *labels: str) -> Gauge:
+            return Gauge(f"webhookd_{name}", help_text, labels, registry=self.registry)
+
+        self.events_accepted = counter("events_accepted", "Events stored through this instance's API")
+        self.events_routed = counter("events_routed", "Events routed")
+        self.sagas_routed = counter("sagas_routed", "Deliveries created by routing")
+        self.attempts_started = counter("attempts_started", "Attempts created for due deliveries")
+        self.transitions = counter(
             "saga_transitions", "Status changes of deliveries, by new status", "status"
         )
-        self.results_refused = self._counter("results_refused", "Attempt results that could not be applied")
-        self.attempts = self._counter("delivery_attempts", "Delivery requests, by outcome", "outcome")
-        self.reports = self._counter(
-            "delivery_reports", "Attempt reports, by the database's verdict", "verdict"
-        )
-        self.leases_released = self._counter("leases_released", "Leases returned without a request")
-        self.lease_resets = self._counter(
+        self.results_refused = counter("results_refused", "Attempt results that could not be applied")
+        self.attempts = counter("delivery_attempts", "Delivery requests, by outcome", "outcome")
+        self.reports = counter("delivery_reports", "Attempt reports, by the database's verdict", "verdict")
+        self.leases_released = counter("leases_released", "Leases returned without a request")
+        self.lease_resets = counter(
             "lease_resets", "Expired leases that were reset, by new status of the attempt", "status"
         )
-        self.job_queue_spawned = self._counter("job_queue_spawned", "Jobs created from events")
-        self.job_queue_reaped = self._counter(
+        self.job_queue_spawned = counter("job_queue_spawned", "Jobs created from events")
+        self.job_queue_reaped = counter(
             "job_queue_reaped", "Jobs moved because a lease, delay or deadline ended, by outcome", "outcome"
         )
-        self.job_queue_cleaned = self._counter("job_queue_cleaned", "Jobs cleaned after their retention")
-        self.service_restarts = self._counter(
-            "service_restarts", "Restarts after a failure, by service", "service"
-        )
-        self.reloads = self._counter("config_reloads", "Configuration reloads, by outcome", "outcome")
-        self.api_responses = self._counter(
+        self.job_queue_cleaned = counter("job_queue_cleaned", "Jobs cleaned after their retention")
+        self.service_restarts = counter("service_restarts", "Restarts after a failure, by service", "service")
+        self.reloads = counter("config_reloads", "Configuration reloads, by outcome", "outcome")
+        self.api_responses = counter(
             "api_responses", "API responses, by route and status class", "route", "status"
         )
-        self.in_flight = self._gauge("deliveries_in_flight", "Delivery requests in flight")
-        self.in_flight_limit = self._gauge(
-            "deliveries_in_flight_limit", "Maximum concurrent delivery requests"
-        )
-        self.job_queue_claims_waiting = self._gauge(
+        self.in_flight = gauge("deliveries_in_flight", "Delivery requests in flight")
+        self.in_flight_limit = gauge("deliveries_in_flight_limit", "Maximum concurrent delivery requests")
+        self.job_queue_claims_waiting = gauge(
             "job_queue_claims_waiting", "Claim requests of executors waiting for a job"
         )
-        self.service_up = self._gauge("service_up", "1 if the service is running", "service")
-        self.database_up = self._gauge("database_up", "1 if the database answers")
-        self.reload_succeeded = self._gauge(
+        self.service_up = gauge("service_up", "1 if the service is running", "service")
+        self.database_up = gauge("database_up", "1 if the database answers")
+        self.reload_succeeded = gauge(
             "config_last_reload_successful", "1 if the last configuration reload succeeded"
         )
-        self.reload_succeeded.set(1)
-        self.reloaded_at = self._gauge(
+        self.reloaded_at = gauge(
             "config_last_reload_timestamp_seconds", "Time of the last configuration reload, successful or not"
         )
-        self.restart_needed = self._gauge("config_restart_needed", "Changed settings that need a restart")
-        self.backlog = self._gauge(
-            "backlog", "Waiting work of all instances, by stage, up to 10,000", "stage"
-        )
-        self.backlog_age = self._gauge(
+        self.restart_needed = gauge("config_restart_needed", "Changed settings that need a restart")
+        self.backlog = gauge("backlog", "Waiting work of all instances, by stage, up to 10,000", "stage")
+        self.backlog_age = gauge(
             "backlog_oldest_age_seconds",
             "Time since the oldest waiting item could be processed, by stage",
             "stage",
         )
-        self.job_queue = {name: self._gauge(name, help_text) for name, help_text in JOB_QUEUE.items()}
+        self.job_queue = {name: gauge(name, help_text) for name, help_text in JOB_QUEUE.items()}
         self._forget_job_queue()
         self.duration = Histogram(
             "webhookd_delivery_duration_seconds",
@@ -142,12 +140,6 @@ class Metrics:
     def follow(self, name: str, help_text: str, count: Callable[[], float]) -> None:
         """Export a number that another object counts as a counter."""
         self.registry.register(_Followed(f"webhookd_{name}", help_text, count))
-
-    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        return Counter(f"webhookd_{name}", help_text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
-        return Gauge(f"webhookd_{name}", help_text, labels, registry=self.registry)
 
 
 class _Followed(Collector):

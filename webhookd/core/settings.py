@@ -74,6 +74,9 @@ Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=limits.MAX_SECONDS)]
 Attempts: TypeAlias = Annotated[int, Meta(ge=limits.MIN_ATTEMPTS, le=limits.MAX_ATTEMPTS)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_DELAY_SECONDS)]
 Jitter: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JITTER)]
+JobDelay: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JOB_DELAY_SECONDS)]
+JobRetention: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JOB_RETENTION_SECONDS)]
+LeaseRecoveries: TypeAlias = Annotated[int, Meta(ge=0, le=limits.MAX_LEASE_RECOVERIES)]
 # Keep the value that is stored in the database, where operators and executors can set it with SQL.
 FromDatabase: TypeAlias = Literal["database"]
 
@@ -196,19 +199,11 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The job queue's policy. It is stored in the database; a number given here is written to it."""
 
     max_attempts: Attempts | FromDatabase = "database"
-    base_delay_seconds: Annotated[float, Meta(ge=0, le=limits.MAX_JOB_DELAY_SECONDS)] | FromDatabase = (
-        "database"
-    )
-    max_delay_seconds: Annotated[float, Meta(ge=0, le=limits.MAX_JOB_DELAY_SECONDS)] | FromDatabase = (
-        "database"
-    )
+    base_delay_seconds: JobDelay | FromDatabase = "database"
+    max_delay_seconds: JobDelay | FromDatabase = "database"
     jitter: Jitter | FromDatabase = "database"
-    max_lease_recoveries: Annotated[int, Meta(ge=0, le=limits.MAX_LEASE_RECOVERIES)] | FromDatabase = (
-        "database"
-    )
-    retention_seconds: Annotated[float, Meta(ge=0, le=limits.MAX_JOB_RETENTION_SECONDS)] | FromDatabase = (
-        "database"
-    )
+    max_lease_recoveries: LeaseRecoveries | FromDatabase = "database"
+    retention_seconds: JobRetention | FromDatabase = "database"
 
     @property
     def given(self) -> dict[str, float]:
@@ -278,20 +273,15 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach a listening address."""
-    host, _ = host_and_port(address)
-    return is_loopback_host(host)
-
-
 def _problems_of_api(api: ApiSettings) -> list[str]:
     found = []
     for key, address in (("listen", api.listen), ("health_listen", api.health_listen)):
         if not address:
             continue
-        if not 1 <= host_and_port(address)[1] <= limits.HIGHEST_PORT:
+        host, port = host_and_port(address)
+        if not 1 <= port <= limits.HIGHEST_PORT:
             found.append(f"api.{key} must have a port from 1 to {limits.HIGHEST_PORT}")
-        if not api.tokens and not is_loopback(address):
+        if not api.tokens and not is_loopback_host(host):
             # Without tokens every client that can connect may do everything.
             found.append(f"api.{key} must be a loopback address while api.tokens is empty")
     names = [token.name for token in api.tokens]

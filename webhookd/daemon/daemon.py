@@ -1,6 +1,5 @@
 """`webhookd serve`: creates all parts, runs them as services, reloads on SIGHUP, drains on SIGTERM."""
 
-import gc
 import logging
 import os
 import signal
@@ -9,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn, assert_never
@@ -16,40 +16,55 @@ from uuid import uuid4
 
 import anyio
 import anyio.lowlevel
+from aiohttp import web
 
 from webhookd import __version__
+from webhookd.console.status_page import StatusPage
 from webhookd.context import Context
-from webhookd.core import log as logs
 from webhookd.core.errors import WebhookdError
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Service as SettingsService
 from webhookd.core.settings import Settings
-from webhookd.daemon import systemd
-from webhookd.daemon.api import Api
-from webhookd.daemon.database import Database, keep_running, opened
-from webhookd.daemon.reload import (
+from webhookd.daemon.process import (
+    configure_log,
+    notify_systemd,
+    tune_garbage_collector,
+    watchdog,
+    watchdog_interval_seconds,
+)
+from webhookd.daemon.services import Service, supervise
+from webhookd.daemon.setup import (
+    Database,
     client_options,
     database_warnings,
     file_warnings,
+    keep_running,
+    opened,
     restart_needed,
     settings_warnings,
 )
-from webhookd.daemon.services import Service, supervise
-from webhookd.daemon.status import Monitor, Reloads, StatusReporter
+from webhookd.daemon.status import Monitor, StatusReporter
 from webhookd.db.connection import fetch_server_facts
-from webhookd.db.listener import Listener
 from webhookd.db.pool import Pool
+from webhookd.deliveries.api.dead_letters import DeadLetters
+from webhookd.deliveries.api.events import Deliveries, Events
+from webhookd.deliveries.api.subscriptions import Subscriptions, Verification
 from webhookd.deliveries.applier import Applier, LimitSweeper
+from webhookd.deliveries.ingest import GroupCommit
 from webhookd.deliveries.reaper import Reaper
 from webhookd.deliveries.reporter import Reporter
 from webhookd.deliveries.router import Router
 from webhookd.deliveries.starter import Starter
 from webhookd.deliveries.worker import Worker
+from webhookd.http.docs import Documents
 from webhookd.http.health import Health
+from webhookd.http.routes import QueryRunner
 from webhookd.http.server import SHUTDOWN_SHARE, Site, listening_socket, raise_file_limit
+from webhookd.jobqueue.api import JobQueueSwitch, Jobs, JobWorkflows
 from webhookd.jobqueue.keeper import JobKeeper
+from webhookd.jobqueue.leases import JobLeases, WaitingClaims
 from webhookd.outbound.client import GuardedClient
-from webhookd.wakeups import WakeUps, Work
+from webhookd.wakeups import Listener, WakeUps
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +82,50 @@ class Sockets(ExitStack):
 
     def _listen(self, address: str) -> socket.socket | None:
         return self.enter_context(listening_socket(address)) if address else None
+
+
+class Api(Site):
+    """The complete API."""
+
+    def __init__(
+        self, context: Context, listening: socket.socket, client: GuardedClient, health: Health
+    ) -> None:
+        self._ingest = GroupCommit(context)
+        database = QueryRunner(context.pool)
+        self._claims = WaitingClaims(context, database)
+        resources = (
+            Events(context, database, self._ingest),
+            Subscriptions(context, database, Verification(context, database, client)),
+            Deliveries(context, database),
+            DeadLetters(context, database),
+            Jobs(context, database),
+            JobLeases(context, database, self._claims),
+            JobWorkflows(context, database),
+            JobQueueSwitch(context, database),
+            health,
+            StatusPage(health.status),
+        )
+        routes = [route for resource in resources for route in resource.routes()]
+        super().__init__(listening, context.settings, [*routes, *Documents(routes).routes()])
+        self._responses = context.metrics.api_responses
+
+    async def run(self) -> None:
+        """Serve until cancelled. Events not committed by then are dropped; no client got a 202 for them."""
+        self._claims.open()
+        try:
+            await super().run()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._ingest.close()
+
+    async def _on_shutdown(self, _: web.Application) -> None:
+        self._claims.close()
+
+    async def _before_response(self, request: web.Request, response: web.StreamResponse) -> None:
+        resource = request.match_info.route.resource
+        # The route's pattern, not the path: arbitrary paths must not create new time series.
+        route = f"{request.method} {resource.canonical}" if resource else "none"
+        self._responses.labels(route, f"{response.status // 100}xx").inc()
 
 
 class Daemon:
@@ -106,11 +165,9 @@ class Daemon:
         """Run all services until a signal stops them; then drain and return."""
         self._status.services = self._make_services()
         self._export_client_counters()
-        metrics = self._context.metrics
-        metrics.reloaded_at.set(time.time())
         async with self._client, anyio.create_task_group() as tasks:
             for service in self._status.services:
-                tasks.start_soon(supervise, service, metrics, name=service.name)
+                tasks.start_soon(supervise, service, self._context.metrics, name=service.name)
             tasks.start_soon(self._serve_signals, name="signals")
             await anyio.lowlevel.checkpoint()
             log.info(
@@ -124,10 +181,10 @@ class Daemon:
                 },
             )
             self._warn()
-            systemd.notify("READY=1")
+            notify_systemd("READY=1")
             await self._stopping.wait()
             self._status.draining = True
-            systemd.notify("STOPPING=1")
+            notify_systemd("STOPPING=1")
             log.info("draining: no new claims, %d requests in flight", self._worker.in_flight)
             # The rest of the grace period is for API requests.
             await self._worker.drain(self._settings.services.shutdown_grace_seconds * (1 - SHUTDOWN_SHARE))
@@ -149,33 +206,22 @@ class Daemon:
                 "services.shutdown_grace_seconds leaves deliveries less time than delivery.timeout_seconds: "
                 "a shutdown may cut off requests, which are then sent again"
             )
-        warnings = (
-            *settings_warnings(settings),
-            *file_warnings(self._config_path),
-        )
-        for warning in warnings:
+        for warning in (*settings_warnings(settings), *file_warnings(self._config_path)):
             log.warning(warning)
 
     def _make_services(self) -> list[Service]:
         context = self._context
         wakeups, pool = context.wakeups, context.pool
         health = Health(self._status.unready, self._status.describe, context.metrics.registry)
-        listener = Listener(
-            self._database.dsn,
-            pool,
-            [work.value for work in Work],
-            on_listening=wakeups.wake_all,
-            on_notify=lambda channel: wakeups.received(Work(channel)),
-        )
         services = [
-            Service("listener", listener.run),
+            Service("listener", Listener(self._database.dsn, pool, wakeups).run),
             Service("notifier", lambda: wakeups.run_notifier(pool)),
             Service("monitor", self._monitor.run),
         ]
         if embedded := self._database.embedded:
             services.append(Service("embedded", lambda: keep_running(embedded)))
-        if systemd.watchdog_interval_seconds():
-            services.append(Service("watchdog", systemd.watchdog))
+        if watchdog_interval_seconds():
+            services.append(Service("watchdog", watchdog))
         if self._sockets.api:
             services.append(Service("api", Api(context, self._sockets.api, self._client, health).run))
         if self._sockets.health:
@@ -232,14 +278,14 @@ class Daemon:
 
     def _reload(self) -> None:
         """Read, validate and build everything that can fail; then swap. A bad file changes nothing."""
-        systemd.reloading()
-        metrics = self._context.metrics
-        reloads = Reloads(restart_needed=self._status.reloads.restart_needed)
+        notify_systemd("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        error_text: str | None = None
+        needed = self._status.configuration["restart_needed"]
         try:
             new = self._load()
             options = client_options(new, self._sockets.addresses)
         except Exception as error:
-            reloads.successful, reloads.error = False, str(error)
+            error_text = str(error)
             ours = isinstance(error, WebhookdError)
             log.error(  # noqa: TRY400  a mistake in the file needs no traceback
                 "configuration not reloaded: %s", error, exc_info=None if ours else error
@@ -247,21 +293,23 @@ class Daemon:
         else:
             old, self._settings = self._settings, new
             self._client.reconfigure(options)
-            logs.configure(new.log.level, new.log.format)
+            configure_log(new.log.level, new.log.format)
             log.info("configuration reloaded", extra={"config": str(self._config_path)})
             self._warn()
-            reloads.restart_needed = restart_needed(self._started_with, new)
-            for key in reloads.restart_needed:
+            needed = restart_needed(self._started_with, new)
+            for key in needed:
                 log.warning("%s changed; restart webhookd to apply it", key)
             self._context.wakeups.wake_all()
             if new.retry.max_attempts < old.retry.max_attempts:
                 self._limit_sweeper.request()
-        self._status.reloads = reloads
-        metrics.reloads.labels("done" if reloads.successful else "refused").inc()
-        metrics.reload_succeeded.set(reloads.successful)
-        metrics.restart_needed.set(len(reloads.restart_needed))
-        metrics.reloaded_at.set(reloads.last_at.timestamp())
-        systemd.notify("READY=1")
+        self._status.configuration = {
+            "last_read_at": datetime.now(UTC),
+            "last_reload_successful": error_text is None,
+            "last_reload_error": error_text,
+            "restart_needed": needed,
+        }
+        self._context.metrics.reloads.labels("done" if error_text is None else "refused").inc()
+        notify_systemd("READY=1")
 
 
 async def _serve(
@@ -274,27 +322,17 @@ async def _serve(
             daemon = Daemon(settings, load, config_path, sockets, database, pool)
             for warning in found:
                 log.warning(warning)
-            _tune_garbage_collector()
+            tune_garbage_collector()
             await daemon.run()
 
 
-def _tune_garbage_collector() -> None:
-    """Collect cycles less often, and exclude long-lived objects such as modules, routes and services.
-
-    A request creates a few hundred objects and hardly any cycle. With the defaults, collection took a tenth
-    of the CPU time of a loop that only sends POSTs. What is collected later is a few megabytes at most.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
-def serve(settings: Settings, load: Callable[[], Settings], config_path: Path | None) -> None:
-    """Run an instance until a signal stops it."""
+def serve(load: Callable[[], Settings], config_path: Path | None) -> None:
+    """Run an instance until a signal stops it. `load` reads the settings, now and at each reload."""
+    settings = load()
     # A SIGHUP during the start must not end the process; the daemon handles it later.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_file_limit()
-    logs.configure(settings.log.level, settings.log.format)
+    configure_log(settings.log.level, settings.log.format)
     # Until the daemon handles signals itself: exit normally, so that an embedded server is stopped again.
     signal.signal(signal.SIGTERM, _end)
     with opened(settings) as database:

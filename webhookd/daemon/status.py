@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -11,8 +10,13 @@ import msgspec
 from webhookd import __version__
 from webhookd.context import Context
 from webhookd.deliveries import reads
-from webhookd.deliveries.reads import NOT_WAITING, Waiting
-from webhookd.http.health import BacklogStatus, FailingEndpointStatus, InstanceStatus, JobQueueStatus
+from webhookd.http.health import (
+    BacklogStatus,
+    ConfigurationStatus,
+    FailingEndpointStatus,
+    InstanceStatus,
+    JobQueueStatus,
+)
 from webhookd.jobqueue import queries as job_queries
 
 if TYPE_CHECKING:
@@ -33,8 +37,7 @@ TIMEOUT_SECONDS = 5.0
 class Snapshot(NamedTuple):
     """The last measurement."""
 
-    seen_at: datetime
-    stages: list[Waiting]
+    backlog: BacklogStatus
     failing: list[FailingEndpointStatus]
     dead_letters_of_a_day: int
     job_queue: JobQueueStatus
@@ -78,23 +81,22 @@ class Monitor:
             self._metrics.backlog.labels(stage.stage).set(stage.waiting)
             self._metrics.backlog_age.labels(stage.stage).set(max(0.0, stage.age_seconds or 0.0))
         self._metrics.see_job_queue(job_queue)
-        self.snapshot = Snapshot(seen_at, stages, failing, dead_letters, job_queue)
+        backlog: BacklogStatus = {
+            "seen_at": seen_at,
+            "counted_up_to": COUNTED_UP_TO,
+            "stages": [
+                {"stage": stage.stage, "waiting": stage.waiting, "oldest_at": stage.oldest_at}
+                for stage in stages
+                if stage.stage not in reads.NOT_WAITING
+            ],
+        }
+        self.snapshot = Snapshot(backlog, failing, dead_letters, job_queue)
         return len(stages)
 
     def _forget(self) -> None:
         """Show nothing rather than an old number."""
         self.snapshot = None
         self._metrics.forget_backlog()
-
-
-@dataclass
-class Reloads:
-    """The result of the last configuration reload."""
-
-    last_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    successful: bool = True
-    error: str | None = None
-    restart_needed: list[str] = field(default_factory=list)
 
 
 class StatusReporter:
@@ -106,9 +108,20 @@ class StatusReporter:
         self._in_flight = in_flight
         self._started_at = datetime.now(UTC)
         self.services: list[Service] = []
-        self.reloads = Reloads()
+        self.configuration: ConfigurationStatus = {
+            "last_read_at": self._started_at,
+            "last_reload_successful": True,
+            "last_reload_error": None,
+            "restart_needed": [],
+        }
         self.draining = False
-        context.metrics.database_up.set_function(lambda: context.pool.available)
+        metrics = context.metrics
+        metrics.database_up.set_function(lambda: context.pool.available)
+        metrics.reload_succeeded.set_function(lambda: self.configuration["last_reload_successful"])
+        metrics.restart_needed.set_function(lambda: len(self.configuration["restart_needed"]))
+        metrics.reloaded_at.set_function(
+            lambda: self.configuration["last_read_at"].timestamp()  # noqa: PLW0108  a reload replaces it
+        )
 
     def unready(self) -> list[str]:
         """Return why this instance is not ready. An empty list: the database answers and all services run."""
@@ -130,10 +143,7 @@ class StatusReporter:
             "unready_because": self.unready(),
             "draining": self.draining,
             "database": {"available": self._context.pool.available},
-            "in_flight": {
-                "requests": self._in_flight(),
-                "concurrency": settings.delivery.concurrency,
-            },
+            "in_flight": {"requests": self._in_flight(), "concurrency": settings.delivery.concurrency},
             "services": [
                 {
                     "name": service.name,
@@ -143,27 +153,10 @@ class StatusReporter:
                 }
                 for service in self.services
             ],
-            "backlog": snapshot and _backlog(snapshot),
+            "backlog": snapshot and snapshot.backlog,
             "failing_endpoints": snapshot and snapshot.failing,
             "dead_letters_of_a_day": snapshot.dead_letters_of_a_day if snapshot else None,
             "job_queue": snapshot and snapshot.job_queue,
-            "configuration": {
-                "last_read_at": self.reloads.last_at,
-                "last_reload_successful": self.reloads.successful,
-                "last_reload_error": self.reloads.error,
-                "restart_needed": self.reloads.restart_needed,
-            },
+            "configuration": self.configuration,
             "retry": cast("RetryStatus", msgspec.structs.asdict(settings.retry)),
         }
-
-
-def _backlog(snapshot: Snapshot) -> BacklogStatus:
-    return {
-        "seen_at": snapshot.seen_at,
-        "counted_up_to": COUNTED_UP_TO,
-        "stages": [
-            {"stage": stage.stage, "waiting": stage.waiting, "oldest_at": stage.oldest_at}
-            for stage in snapshot.stages
-            if stage.stage not in NOT_WAITING
-        ],
-    }

@@ -1,1 +1,1 @@
-"""The connection to PostgreSQL: pool, listener, migrations, keyset paging, error translation."""
+"""The connection to PostgreSQL: pool, migrations, keyset paging, error translation."""

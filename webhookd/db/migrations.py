@@ -5,17 +5,18 @@ an advisory lock, applies the pending migrations, and the functions, privileges 
 A second migration that waited for the lock finds nothing to do.
 """
 
+import hashlib
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import asyncpg
 
 from webhookd import __version__
 from webhookd.core.errors import SchemaProblem
 from webhookd.db.connection import Connection, connected
-from webhookd.db.schema_files import FunctionFile, Migration, Schema, shipped
 
 OLDEST_SERVER = 15
 # How long to wait for another migration to end.
@@ -26,6 +27,7 @@ TABLE_LOCK_TIMEOUT_SECONDS = 3
 # An arbitrary number that all versions share. A transaction-level lock also works behind PgBouncer.
 _LOCK_KEY = 0x77656268_6F6F6B64
 _OWNER = "webhookd_owner"
+_OWNER_LINE = re.compile(r"\A-- owner: ([a-z_]+)\n")
 _CREATED = re.compile(r"^create or replace function webhookd\.(\w+)", re.MULTILINE)
 # The values of schema_code.part.
 _FUNCTIONS = "functions"
@@ -46,6 +48,85 @@ create table webhookd.schema_code (
     applied_at       timestamptz not null default now()
 );
 """
+
+
+@dataclass(frozen=True)
+class Migration:
+    """A numbered change of the tables: applied once, never edited after the first tagged release."""
+
+    version: int
+    name: str
+    text: str = field(repr=False)
+
+    @property
+    def checksum(self) -> str:
+        return _checksum(self.text)
+
+
+@dataclass(frozen=True)
+class FunctionFile:
+    """Functions of one owner, created as that role; all are applied again when any file changes."""
+
+    name: str
+    owner: str
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Everything that `webhookd migrate` applies."""
+
+    roles: str
+    migrations: tuple[Migration, ...]
+    revoke: str
+    functions: tuple[FunctionFile, ...]
+    planner: str
+    triggers: str
+    grants: str
+
+    @property
+    def triggers_checksum(self) -> str:
+        """A checksum of its own, because applying triggers locks tables."""
+        return _checksum(self.triggers)
+
+    @property
+    def code_checksum(self) -> str:
+        """Of everything that is applied together: roles, functions, planner settings and privileges."""
+        functions = [file.text for file in self.functions]
+        return _checksum("\0".join([self.roles, self.revoke, *functions, self.planner, self.grants]))
+
+
+@cache
+def shipped() -> Schema:
+    """Read schema/ of this webhookd: inside the package when installed from a wheel, else beside it."""
+    package = Path(__file__).resolve().parent.parent
+    folder = package / "schema"
+    if not folder.is_dir():
+        folder = package.parent / "schema"
+    parts = ("roles", "revoke", "planner", "triggers", "grants")
+    return Schema(
+        migrations=tuple(
+            Migration(int(path.name[:4]), path.stem, path.read_text("utf-8"))
+            for path in sorted((folder / "migrations").glob("*.sql"))
+        ),
+        functions=tuple(_function_files(folder)),
+        **{part: (folder / f"{part}.sql").read_text("utf-8") for part in parts},
+    )
+
+
+def _function_files(folder: Path) -> Iterator[FunctionFile]:
+    """Yield the functions, in an order in which each finds the helpers that it uses."""
+    paths = [folder / "common.sql"]
+    for product in ("deliveries", "jobqueue"):
+        paths += sorted((folder / product).glob("*.sql"), key=lambda path: (path.stem != "common", path))
+    for path in paths:
+        text = path.read_text("utf-8")
+        [owner] = _OWNER_LINE.findall(text)
+        yield FunctionFile(path.relative_to(folder).with_suffix("").as_posix(), owner, text)
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -101,7 +182,7 @@ async def migrate(dsn: str, schema: Schema | None = None) -> Pending:
 
 def everything() -> Pending:
     """What migrating an empty database applies."""
-    return Pending(tuple(shipped().migrations), code=True, triggers=True)
+    return Pending(shipped().migrations, code=True, triggers=True)
 
 
 async def check(dsn: str, schema: Schema | None = None) -> Pending:
@@ -206,29 +287,21 @@ async def _note(connection: Connection, part: str, checksum: str) -> None:
 
 
 async def _apply_code(connection: Connection, schema: Schema) -> None:
+    owners = ", ".join(sorted({file.owner for file in schema.functions} - {_OWNER}))
     await connection.execute(schema.revoke)
+    # To create or receive a function, a role needs CREATE on the schema. It does not keep it.
+    await connection.execute(f"grant usage, create on schema webhookd to {owners}")
     for file in schema.functions:
         await _hand_over(connection, file)
     earlier = await _functions(connection)
     for file in schema.functions:
-        async with _creating(connection, file.owner):
-            await _execute_as(connection, file.owner, file.text)
+        await _execute_as(connection, file.owner, file.text)
+    await connection.execute(f"revoke create on schema webhookd from {owners}")
     # A function that was not replaced is from an earlier release and in no file any more.
     for signature, _ in sorted(earlier.items() & (await _functions(connection)).items()):
         await connection.execute(f"drop routine {signature}")
     await connection.execute(schema.planner)
     await connection.execute(schema.grants)
-
-
-@asynccontextmanager
-async def _creating(connection: Connection, owner: str) -> AsyncIterator[None]:
-    """Give a role CREATE on the schema only while it creates or receives its functions."""
-    if owner == _OWNER:
-        yield
-        return
-    await connection.execute(f"grant usage, create on schema webhookd to {owner}")
-    yield
-    await connection.execute(f"revoke create on schema webhookd from {owner}")
 
 
 async def _hand_over(connection: Connection, file: FunctionFile) -> None:
@@ -243,10 +316,8 @@ async def _hand_over(connection: Connection, file: FunctionFile) -> None:
         created_names(file),
         file.owner,
     )
-    if functions:
-        async with _creating(connection, file.owner):
-            for function in functions:
-                await connection.execute(f"alter routine {function['signature']} owner to {file.owner}")
+    for function in functions:
+        await connection.execute(f"alter routine {function['signature']} owner to {file.owner}")
 
 
 def created_names(file: FunctionFile) -> list[str]:

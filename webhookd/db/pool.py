@@ -20,8 +20,8 @@ from webhookd.db.connection import (
     Connection,
     connected,
     is_pooled,
+    translated,
 )
-from webhookd.db.errors import translated
 
 if TYPE_CHECKING:
     from types import TracebackType

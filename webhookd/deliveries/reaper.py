@@ -48,7 +48,7 @@ class Reaper:
             )
         statuses = {reset.status for reset in resets}
         if AttemptStatus.PENDING in statuses:
-            self._context.wakeups.wake(Work.ATTEMPTS, search=True, cluster=True)
+            self._context.wakeups.wake(Work.ATTEMPTS, search=True, notify=True)
         if AttemptStatus.FAILED in statuses:
-            self._context.wakeups.wake(Work.RESULTS, search=True, cluster=True)
+            self._context.wakeups.wake(Work.RESULTS, search=True, notify=True)
         return len(resets)

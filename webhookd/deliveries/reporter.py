@@ -139,7 +139,7 @@ class Reporter:
                 metrics.reports.labels(verdict.value).inc()
                 log.warning("report not accepted: %s", NOT_ACCEPTED[verdict], extra=self._fields(finished))
         if stored:
-            self._context.wakeups.wake(Work.RESULTS, stored, cluster=True)
+            self._context.wakeups.wake(Work.RESULTS, stored, notify=True)
 
     def _fields(self, finished: Finished) -> dict[str, object]:
         return {

@@ -63,7 +63,7 @@ class Router:
             routed = await route(connection, settings.routing.batch_size, self._next_event_id)
             # It is committed. Wake now: giving the connection back takes a turn of the event loop.
             if routed.subscription_ids:
-                self._context.wakeups.wake(Work.SAGAS, routed.subscription_ids, cluster=True)
+                self._context.wakeups.wake(Work.SAGAS, routed.subscription_ids, notify=True)
         self._next_event_id = routed.next_event_id
         metrics.events_routed.inc(routed.events)
         metrics.sagas_routed.inc(routed.sagas)

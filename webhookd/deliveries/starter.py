@@ -153,7 +153,7 @@ class Starter:
             attempts = sum(share.started for share in started)
             if attempts:
                 # It is committed. Wake now: giving the connection back takes a turn of the event loop.
-                wakeups.wake(Work.ATTEMPTS, cluster=True)
+                wakeups.wake(Work.ATTEMPTS, notify=True)
         self._context.metrics.attempts_started.inc(attempts)
         self._lock_was_taken = not started
         self._rotation.update(started)

@@ -19,7 +19,7 @@ from webhookd.cli import output
 from webhookd.cli.options import INTERRUPTED, example
 from webhookd.core.configuration import find_file, load_settings
 from webhookd.core.errors import WebhookdError
-from webhookd.daemon.database import Database
+from webhookd.daemon.setup import Database
 from webhookd.db.connection import ServerFacts, fetch_server_facts
 from webhookd.devtools import bench_database, bench_report
 from webhookd.devtools.bench_run import MAX_EVENTS, MIN_EVENTS, SIGNALS, STEPS, Run, Sizes

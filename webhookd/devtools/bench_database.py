@@ -18,7 +18,7 @@ import msgspec
 from webhookd.core.configuration import data_dir
 from webhookd.core.errors import DatabaseUnavailable, SchemaProblem, WebhookdError
 from webhookd.core.settings import Settings, with_database
-from webhookd.daemon.database import Database, opened
+from webhookd.daemon.setup import Database, opened
 from webhookd.db import migrations
 from webhookd.db.connection import Connection, ServerFacts, connected, fetch_one, fetch_server_facts
 from webhookd.devtools.temporary_daemon import temporary_folder

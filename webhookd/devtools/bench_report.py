@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
 from webhookd.cli import output
-from webhookd.cli.text import duration
+from webhookd.cli.output import duration
 from webhookd.devtools.bench_processes import Processors
 
 MILLION = 1_000_000

@@ -18,8 +18,7 @@ import msgspec
 from webhookd import __version__
 from webhookd.core.errors import WebhookdError
 from webhookd.core.settings import SERVICES, Settings
-from webhookd.daemon.database import Database
-from webhookd.daemon.reload import client_options
+from webhookd.daemon.setup import Database, client_options
 from webhookd.db.pool import Pool
 from webhookd.deliveries import ingest, subscriptions
 from webhookd.devtools import bench_database, bench_processes, bench_report

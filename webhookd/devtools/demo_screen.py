@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from webhookd.cli.text import escaped
+from webhookd.cli.options import escaped
 from webhookd.core.states import SagaStatus
 from webhookd.devtools.receiver import Arrival, Behaviour, ReceivedWebhooks
 

@@ -9,7 +9,7 @@ import msgspec
 from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
-from webhookd.cli.text import escaped
+from webhookd.cli.options import escaped
 from webhookd.devtools.receiver import Arrival
 
 # Limits of the text form; --json shows the whole payload.

@@ -235,7 +235,7 @@ class JobQueueSwitch(JobQueueResource):
             lambda connection: _changed(connection, change, str(request[ACTOR]))
         )
         # Wakes all instances: the service rarely checks the switch while the queue is disabled.
-        self._wakeups.wake(Work.EVENTS, cluster=True)
+        self._wakeups.wake(Work.EVENTS, notify=True)
         return json_response(configuration)
 
     @route(

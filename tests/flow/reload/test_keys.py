@@ -13,7 +13,7 @@ from tests.flow.reload.swaps import SWAPPED
 from tests.support.endpoint import Endpoint
 from tests.support.postgres import free_port
 from webhookd.core.settings import Settings
-from webhookd.daemon.reload import restart_needed
+from webhookd.daemon.setup import restart_needed
 
 ROOT = Path(__file__).resolve().parents[3]
 EVERY_KEY = {

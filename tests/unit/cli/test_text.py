@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from webhookd.cli.text import absolute, duration, escaped, excerpt, parsed_time, relative
+from webhookd.cli.options import escaped, parsed_time
+from webhookd.cli.output import absolute, duration, excerpt, relative
 
 NOW = datetime(2026, 1, 31, 8, 0, 0, tzinfo=UTC)
 

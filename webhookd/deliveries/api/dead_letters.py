@@ -146,7 +146,7 @@ class DeadLetters(DatabaseResource):
                 f"dead letter {letter_id} was requeued as delivery {requeued.saga_id}",
                 saga_id=requeued.saga_id,
             )
-        self._wakeups.wake(Work.SAGAS, [requeued.subscription_id], cluster=True)
+        self._wakeups.wake(Work.SAGAS, [requeued.subscription_id], notify=True)
         return json_response(RequeuedDeadLetter(saga_id=requeued.saga_id), CREATED)
 
     @route(
@@ -174,7 +174,7 @@ class DeadLetters(DatabaseResource):
                 dead_letters.requeue_many, selection, after_id, size, dry_run=body.dry_run
             )
             if batch.subscription_ids:
-                self._wakeups.wake(Work.SAGAS, batch.subscription_ids, cluster=True)
+                self._wakeups.wake(Work.SAGAS, batch.subscription_ids, notify=True)
             matched += batch.matched
             requeued += batch.requeued
             after_id, done = batch.last_id, batch.matched < size

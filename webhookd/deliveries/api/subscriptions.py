@@ -263,7 +263,7 @@ class Subscriptions(DatabaseResource):
         found = await self._found(subscription_id)
         if found["active"] and found["verified"]:
             # The change may have released held deliveries, or made some due earlier.
-            self._wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
+            self._wakeups.wake(Work.SAGAS, [subscription_id], notify=True)
         return json_response(found)
 
     @route(
@@ -281,7 +281,7 @@ class Subscriptions(DatabaseResource):
         subscription_id = path_id(request, "subscription")
         await read_optional_json(request, Nothing, self._max_bytes)
         await self._verification.verify(subscription_id)
-        self._wakeups.wake(Work.SAGAS, [subscription_id], cluster=True)
+        self._wakeups.wake(Work.SAGAS, [subscription_id], notify=True)
         return json_response(await self._found(subscription_id))
 
     @route(

@@ -15,8 +15,17 @@ import msgspec
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, given, json_option, listing_options, one_more, row_id, time_or_age
-from webhookd.cli.text import escaped, excerpt
+from webhookd.cli.options import (
+    escaped,
+    example,
+    given,
+    json_option,
+    listing_options,
+    one_more,
+    row_id,
+    time_or_age,
+)
+from webhookd.cli.output import excerpt
 from webhookd.core.errors import RequestRefused
 
 PAYLOAD_CHARACTERS = 2000

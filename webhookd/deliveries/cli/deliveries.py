@@ -9,8 +9,8 @@ from rich.console import RenderableType
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import event_id, example, json_option, listing_options, one_more, row_id
-from webhookd.cli.text import escaped, excerpt
+from webhookd.cli.options import escaped, event_id, example, json_option, listing_options, one_more, row_id
+from webhookd.cli.output import excerpt
 from webhookd.core.states import SagaStatus
 
 # Enough of an endpoint's response to recognise the error page of a proxy or a framework.

@@ -8,8 +8,16 @@ import click
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, given, json_option, listing_options, one_more, read_bounded, row_id
-from webhookd.cli.text import escaped
+from webhookd.cli.options import (
+    escaped,
+    example,
+    given,
+    json_option,
+    listing_options,
+    one_more,
+    read_bounded,
+    row_id,
+)
 from webhookd.core.limits import MAX_ATTEMPTS, MAX_DELAY_SECONDS
 
 # The daemon waits for the endpoint up to delivery.timeout_seconds, which an operator may have raised.

@@ -12,15 +12,17 @@ from rich.console import RenderableType
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import (
+    escaped,
     event_id,
     example,
     json_option,
     listing_options,
     one_more,
+    parsed_time,
     read_bounded,
     some_text,
 )
-from webhookd.cli.text import escaped, excerpt, parsed_time
+from webhookd.cli.output import excerpt
 from webhookd.jobqueue.cli import operate
 from webhookd.jobqueue.cli.operate import executor_option, priority_option, show_line
 from webhookd.jobqueue.cli.work import work

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 
 from webhookd.cli import output
 from webhookd.cli.client import Answer, Client, asks_daemon
-from webhookd.cli.options import example, json_option, some_text
-from webhookd.cli.text import count, duration, escaped
+from webhookd.cli.options import escaped, example, json_option, some_text
+from webhookd.cli.output import count, duration
 from webhookd.core import limits
 from webhookd.jobqueue.fields import Executor
 

@@ -14,8 +14,7 @@ from typing import Any
 import click
 
 from webhookd.cli.client import ANSWER_TIMEOUT_SECONDS, Answer, Client, asks_daemon, unexpected
-from webhookd.cli.options import INTERRUPTED, example, some_text
-from webhookd.cli.text import escaped
+from webhookd.cli.options import INTERRUPTED, escaped, example, some_text
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.limits import MAX_LEASE_SECONDS
 from webhookd.jobqueue.cli.execution import (

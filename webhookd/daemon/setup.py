@@ -1,18 +1,31 @@
-"""What the daemon derives from its settings: client options, keys that need a restart, and warnings."""
+"""What an instance needs before its services start: its database, client options, and warnings.
 
+A reload uses the same functions, and `restart_needed` names the keys that it cannot apply.
+"""
+
+import asyncio
+import logging
 import os
 import stat
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from webhookd.core.configuration import data_dir
+from webhookd.core.errors import SchemaProblem
 from webhookd.core.settings import DatabaseSettings, Settings, has_password
+from webhookd.db import migrations
 from webhookd.db.connection import ServerFacts
+from webhookd.embedded.server import EmbeddedServer, running
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.addresses import AddressPolicy, IPAddress
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, ClientOptions, trusted_tls
 
+log = logging.getLogger(__name__)
+
+KEEP_INTERVAL_SECONDS = 1.0
 # Read once, at start. A change is reported and takes effect after a restart. All other settings are read at
 # each use.
 NEEDS_RESTART = (
@@ -25,6 +38,66 @@ NEEDS_RESTART = (
     ("api", "listen"),
     ("api", "health_listen"),
 )
+
+
+@dataclass(frozen=True)
+class Database:
+    """Connection strings of an instance: to run, and to migrate."""
+
+    dsn: str
+    migrating_dsn: str
+    embedded: EmbeddedServer | None = None
+
+    async def fit(self, *, may_migrate: bool) -> None:
+        """Migrate the schema if allowed; otherwise refuse an outdated one and name the command to run."""
+        pending = await migrations.check(self.migrating_dsn)
+        missing = ", ".join(pending.describe())
+        if pending and not may_migrate:
+            raise SchemaProblem(
+                f"the database's schema is not up to date ({missing}): run `webhookd migrate`"
+            )
+        if pending:
+            await migrations.migrate(self.migrating_dsn)
+        if server := self.embedded:
+            log.info(
+                "embedded PostgreSQL %s is running in %s",
+                server.version,
+                server.folder,
+                extra={
+                    "joined": None if server.started else "already running",
+                    "migrated": missing or None,
+                    "connect_with": f"psql '{server.admin_dsn}'",
+                },
+            )
+        elif pending:
+            log.info("database migrated", extra={"migrated": missing})
+
+
+async def keep_running(server: EmbeddedServer) -> None:
+    """Restart the embedded server if it stops. A supervised service."""
+    loop = asyncio.get_running_loop()
+    while True:
+        kept = loop.run_in_executor(None, server.ensure_running)
+        try:
+            await asyncio.shield(kept)
+        except asyncio.CancelledError:
+            # Wait for the thread, or it could start a server that the shutdown has just stopped.
+            # shut_down() keeps that wait short: a recovery may take minutes.
+            server.shut_down()
+            await asyncio.wait([kept])
+            raise
+        await asyncio.sleep(KEEP_INTERVAL_SECONDS)
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Database]:
+    """Open the configured database for the length of the block."""
+    dsn = settings.database.dsn
+    if dsn:
+        yield Database(dsn, dsn)
+        return
+    with running(data_dir(settings)) as server:
+        yield Database(server.dsn, server.admin_dsn, server)
 
 
 def client_options(settings: Settings, own_addresses: frozenset[tuple[IPAddress, int]]) -> ClientOptions:
