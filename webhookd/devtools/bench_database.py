@@ -21,7 +21,7 @@ from webhookd.core.settings import Settings, with_database
 from webhookd.daemon.database import Database, opened
 from webhookd.db import migrations
 from webhookd.db.connection import Connection, ServerFacts, connected, fetch_one, fetch_server_facts
-from webhookd.devtools.temporary_daemon import temporary_folder
+from webhookd.devtools.processes import temporary_folder
 from webhookd.embedded.folder import is_new
 
 PREFIX = "webhookd_bench_"

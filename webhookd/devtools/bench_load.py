@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TextIO, cast
 import uvloop
 
 from webhookd.deliveries.ingest import NewEvent
-from webhookd.devtools.bench_processes import Child, answer_lines, child_options, python_module, start_child
+from webhookd.devtools.processes import Child, answer_lines, child_options, python_module, start_child
 
 PAYLOAD_BYTES = 400
 BATCH_EVENTS = 1000

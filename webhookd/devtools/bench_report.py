@@ -12,7 +12,7 @@ from rich.text import Text
 
 from webhookd.cli import output
 from webhookd.cli.text import duration
-from webhookd.devtools.bench_processes import Processors
+from webhookd.devtools.processes import Processors
 
 MILLION = 1_000_000
 # A part that is busy for this share of the time limits the rate.

@@ -22,7 +22,7 @@ from webhookd.daemon.database import Database
 from webhookd.daemon.reload import client_options
 from webhookd.db.pool import Pool
 from webhookd.deliveries import ingest, subscriptions
-from webhookd.devtools import bench_database, bench_processes, bench_report
+from webhookd.devtools import bench_database, bench_report, processes
 from webhookd.devtools.bench_load import (
     Publisher,
     ReceiverProcess,
@@ -31,9 +31,8 @@ from webhookd.devtools.bench_load import (
     percentile,
     receiver_process,
 )
-from webhookd.devtools.bench_processes import Processors, Sample
 from webhookd.devtools.bench_report import BenchReport, Latency, ProgressBar
-from webhookd.devtools.temporary_daemon import TemporaryDaemon, temporary_folder
+from webhookd.devtools.processes import Processors, Sample, TemporaryDaemon, temporary_folder
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.client import GuardedClient
 from webhookd.outbound.signatures import sign
@@ -303,7 +302,7 @@ class Measures:
         done = await self._completed()
         if not done.deliveries:
             raise WebhookdError(f"nothing was delivered within {self.sizes.patience_seconds:.0f} s")
-        processors = bench_processes.between(samples[0], samples[-1]) if samples else None
+        processors = processes.between(samples[0], samples[-1]) if samples else None
         return Throughput(done.deliveries, max(done.seconds, 0.001), processors)
 
     async def idle_latency(self, daemon: TemporaryDaemon, count: int) -> Latency:
@@ -338,7 +337,7 @@ class Measures:
     async def _sample(self, daemon: TemporaryDaemon) -> Sample | None:
         async with self.pool.connection() as connection:
             backends = await bench_database.backend_ids(connection)
-        return bench_processes.sample(time.monotonic(), daemon.process_id, self.receiver.process_id, backends)
+        return processes.sample(time.monotonic(), daemon.process_id, self.receiver.process_id, backends)
 
     async def _completed(self) -> bench_database.Completed:
         async with self.pool.connection() as connection:
@@ -351,6 +350,6 @@ class Measures:
 
 def _memory_bytes(process_id: int) -> int | None:
     try:
-        return bench_processes.memory_bytes(process_id)
+        return processes.memory_bytes(process_id)
     except (OSError, ValueError):
         return None  # a system without /proc

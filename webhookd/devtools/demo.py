@@ -30,8 +30,8 @@ from webhookd.cli.options import INTERRUPTED
 from webhookd.cli.text import escaped
 from webhookd.core.errors import WebhookdError
 from webhookd.core.states import SagaStatus
+from webhookd.devtools.processes import TemporaryDaemon, temporary_folder
 from webhookd.devtools.receiver import Arrival, Behaviour, ReceivedWebhooks, receiving
-from webhookd.devtools.temporary_daemon import TemporaryDaemon, temporary_folder
 from webhookd.embedded.server import running
 from webhookd.local_certificate import LocalCertificate
 

@@ -1,28 +1,40 @@
-"""The processes of a benchmark: starts children, exchanges JSON lines with them, and reads /proc.
+"""The processes of `demo` and `bench`: a temporary webhookd, children that exchange JSON lines, and /proc.
 
-Shared by `webhookd bench` and `make bench`.
+`make bench` shares the children and the numbers of /proc.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import re
+import shutil
+import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, Self, cast
+from urllib.parse import urlsplit
 
 import anyio
+import click
 import msgspec
 
-from webhookd.core.errors import WebhookdError
-from webhookd.devtools.temporary_daemon import last_line
+from webhookd.cli.client import Client, Place
+from webhookd.core.errors import ServiceUnavailable, WebhookdError
 
-START_TIMEOUT_SECONDS = 60.0
-# No request takes longer, unless the child hangs.
+# The first start of a daemon creates a database, and the machine may be busy.
+START_TIMEOUT_SECONDS = 90.0
+STOP_TIMEOUT_SECONDS = 30.0
+POLL_INTERVAL_SECONDS = 0.05
+# No request to a child takes longer, unless the child hangs.
 ANSWER_TIMEOUT_SECONDS = 300.0
 END_TIMEOUT_SECONDS = 10.0
+# The service manager's variables are meant for the command itself, not for this daemon.
+_SERVICE_MANAGER_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -32,15 +44,121 @@ _PARENT, _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = (field - 3 for field
 _IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, and waiting for a disk
 
 
+@contextmanager
+def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """Create a folder in the parent, or where temporary files go, and remove it at the end."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    except OSError as error:
+        raise WebhookdError(f"cannot create a temporary folder: {error.strerror}") from error
+    try:
+        if os.geteuid() == 0:
+            # PostgreSQL refuses to run as root; the account it runs as must be able to enter.
+            folder.chmod(0o711)
+        yield folder
+    finally:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise WebhookdError(f"cannot remove {folder}: {error.strerror}") from error
+
+
+class TemporaryDaemon:
+    """A real `serve --local` with its own folder. `command` is for error messages: demo or bench."""
+
+    def __init__(self, folder: Path, command: str, config_path: Path, environment: Mapping[str, str]) -> None:
+        address = f"127.0.0.1:{_free_port()}"
+        self.client: Final = Client(Place(urlsplit(f"http://{address}"), f"started by {command}"))
+        self._command = command
+        self._folder = folder
+        self._config_path = config_path
+        self._environment = {
+            name: value for name, value in environment.items() if name not in _SERVICE_MANAGER_VARIABLES
+        } | {"WEBHOOKD_API_LISTEN": address}
+        self._log_path = folder / "webhookd.log"
+
+    async def __aenter__(self) -> Self:
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603, ASYNC220  our own program; it starts fast
+                [sys.executable, "-m", "webhookd", "--config", str(self._config_path), "serve", "--local"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder,
+                env=self._environment,
+                # Ctrl-C in a terminal must reach only us: we stop it, and a second signal would kill it.
+                start_new_session=True,
+            )
+        try:
+            await self._ready()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await asyncio.to_thread(self._stop)
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def require_running(self) -> None:
+        """Raise an error with the last line of its log if it has ended."""
+        if self._process.poll() is not None:
+            raise WebhookdError(f"the daemon of {self._command} ended: {last_line(self._log_path)}")
+
+    def _stop(self) -> bool:
+        """Returns false if it had to be killed, or had failed before."""
+        self._process.terminate()
+        try:
+            return self._process.wait(STOP_TIMEOUT_SECONDS) == 0
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+
+    async def _ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while True:
+            self.require_running()
+            try:
+                await self.client.request("GET", "/readyz")
+            except ServiceUnavailable as error:
+                if time.monotonic() > deadline:
+                    problem = f"the daemon of {self._command} did not become ready in time: {error}"
+                    raise ServiceUnavailable(problem) from error
+            else:
+                return
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+
+
+def last_line(log_path: Path) -> str:
+    """The last line of a process's log, which says why it ended."""
+    lines = log_path.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("webhookd: ") if lines else "its log is empty"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+# Children of a benchmark: each writes a line when it is ready, and then one answer for each request.
+
+
 class ChildFailed(WebhookdError):
     """A child ended or did not answer."""
 
 
 class Child:
-    """A running child. `ready` is the value of its first line."""
+    """A running child, with pipes to its stdin and stdout. `ready` is the value of its first line."""
 
     def __init__(self, process: asyncio.subprocess.Process, log_path: Path) -> None:
         self._process = process
+        self._stdin = cast("asyncio.StreamWriter", process.stdin)
+        self._stdout = cast("asyncio.StreamReader", process.stdout)
         self._log_path = log_path
         self.ready: Any = None
 
@@ -50,32 +168,26 @@ class Child:
 
     async def request(self, value: object, timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Any:
         """Send a line and return the value of the line that answers it."""
-        if self._process.stdin is None:
-            raise RuntimeError("the child has no stdin")
-        with contextlib.suppress(ConnectionError):  # the missing answer reports it
-            self._process.stdin.write(json.dumps(value).encode() + b"\n")
-            await self._process.stdin.drain()
+        with suppress(ConnectionError):  # the missing answer reports it
+            self._stdin.write(json.dumps(value).encode() + b"\n")
+            await self._stdin.drain()
         return await self.read(timeout_seconds)
 
-    async def read(self, timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> Any:
+    async def read(self, timeout_seconds: float) -> Any:
         """Return the value of the next line."""
-        if self._process.stdout is None:
-            raise RuntimeError("the child has no stdout")
         try:
             async with asyncio.timeout(timeout_seconds):
-                line = await self._process.stdout.readline()
+                line = await self._stdout.readline()
         except TimeoutError as error:
-            raise ChildFailed(
-                f"a benchmark process did not answer within {timeout_seconds:.0f} s: {self._last_line()}"
-            ) from error
+            problem = f"did not answer within {timeout_seconds:.0f} s"
+            raise ChildFailed(f"a benchmark process {problem}: {last_line(self._log_path)}") from error
         if not line:
-            raise ChildFailed(f"a benchmark process ended: {self._last_line()}")
+            raise ChildFailed(f"a benchmark process ended: {last_line(self._log_path)}")
         return json.loads(line)
 
     async def end(self) -> None:
         """Close its input, at which it should end; kill it if it does not."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._stdin.close()
         try:
             async with asyncio.timeout(END_TIMEOUT_SECONDS):
                 await self._process.wait()
@@ -83,15 +195,12 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
 
-    def _last_line(self) -> str:
-        return last_line(self._log_path)
 
-
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def start_child(
     command: Sequence[str], folder: Path, options: object = None, cwd: Path | None = None
 ) -> AsyncIterator[Child]:
@@ -124,27 +233,19 @@ def python_module(module: str) -> list[str]:
     return [sys.executable, "-m", module]
 
 
-# In a child: the other end of the lines.
-
-
 def child_options() -> Any:
-    """The options that the parent passed to start_child."""
+    """In a child: the options that the parent passed to start_child."""
     return json.loads(sys.argv[-1])
 
 
 async def answer_lines(answer: Callable[[Any], Awaitable[object]], ready: object = "ready") -> None:
-    """Tell the parent that we are ready, then answer its requests until it closes our input."""
-    loop = asyncio.get_running_loop()
+    """In a child: say that it is ready, then answer requests until the parent closes the input."""
     reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    _write_line(ready)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    click.echo(json.dumps(ready))  # which flushes
     while line := await reader.readline():
-        _write_line(await answer(json.loads(line)))
-
-
-def _write_line(value: object) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+        click.echo(json.dumps(await answer(json.loads(line))))
 
 
 # Processor time and memory.
