@@ -319,7 +319,7 @@ class Processors(msgspec.Struct, frozen=True):
         return max(0.0, self.machine - self.daemon - self.receiver - (self.postgresql or 0.0))
 
 
-def sample(at: float, daemon_id: int, receiver_id: int, postgresql_ids: Iterable[int]) -> Sample | None:
+def sample(daemon_id: int, receiver_id: int, postgresql_ids: Iterable[int]) -> Sample | None:
     """Read the processor times now; None on a system without /proc."""
     daemon, receiver = processor_seconds(daemon_id), processor_seconds(receiver_id)
     machine = _machine_seconds()
@@ -329,7 +329,7 @@ def sample(at: float, daemon_id: int, receiver_id: int, postgresql_ids: Iterable
     postgresql = {
         it: seconds for it in postgresql_ids if (seconds := processor_seconds(it, "postgres")) is not None
     }
-    return Sample(at, daemon, receiver, postgresql, machine)
+    return Sample(time.monotonic(), daemon, receiver, postgresql, machine)
 
 
 def between(first: Sample | None, last: Sample | None) -> Processors | None:
