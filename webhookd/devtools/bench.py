@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
-import anyio
 import click
 import msgspec
+import uvloop
 
 from webhookd import __version__
 from webhookd.cli import output
@@ -40,7 +40,14 @@ from webhookd.devtools.bench_load import (
     receiver_process,
 )
 from webhookd.devtools.bench_report import BenchReport, Latency, ProgressBar
-from webhookd.devtools.processes import Processors, Sample, TemporaryDaemon, temporary_folder
+from webhookd.devtools.processes import (
+    SIGNALS,
+    Processors,
+    Sample,
+    TemporaryDaemon,
+    interruptible,
+    temporary_folder,
+)
 from webhookd.http.server import raise_file_limit
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.client import GuardedClient
@@ -66,7 +73,6 @@ POLL_INTERVAL_SECONDS = 0.1
 # Without an arrival for this long, no request is in flight any more.
 SETTLED_SECONDS = 0.5
 ARRIVAL_TIMEOUT_SECONDS = 20.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _Result = TypeVar("_Result")
 # Belongs to no subscription: signing only has to take as long as usual.
@@ -145,7 +151,7 @@ def command(
                 sizes = Sizes(events, seconds, subscriptions, payload_bytes)
                 found = find_file(config_path, environment)
                 run = Run(settings, found, database, server, sizes, notes, progress)
-                report = anyio.run(run.interruptible, backend_options={"use_uvloop": True})
+                report = uvloop.run(interruptible(run.report, progress.say))
             finally:
                 # Stopping an embedded server must not be interrupted.
                 for number in SIGNALS:
@@ -206,21 +212,7 @@ class Run(NamedTuple):
     notes: list[str]
     progress: ProgressBar
 
-    async def interruptible(self) -> BenchReport | None:
-        """Run and clean up. None after a signal."""
-        with anyio.CancelScope() as scope:
-
-            def stop() -> None:
-                if not scope.cancel_called:
-                    scope.cancel()  # first, because printing fails if the terminal was closed
-                    self.progress.say("Interrupted: cleaning up")
-
-            for number in SIGNALS:
-                asyncio.get_running_loop().add_signal_handler(number, stop)
-            return await self._report()
-        return None
-
-    async def _report(self) -> BenchReport:
+    async def report(self) -> BenchReport:
         sizes, progress = self.sizes, self.progress
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(temporary_folder("webhookd-bench-"))
@@ -303,9 +295,6 @@ class Run(NamedTuple):
 
     def _daemon(self, folder: Path, data_dir: Path, dsn: str) -> TemporaryDaemon:
         """A daemon with the user's settings, except for its database and addresses."""
-        config_path = self.config_path or folder / "webhookd.toml"
-        if self.config_path is None:
-            config_path.touch()  # an empty file, so that the daemon searches for no other
         ca_file = self.settings.delivery.ca_file
         changed = {
             "WEBHOOKD_DATABASE_DSN": dsn,
@@ -315,7 +304,7 @@ class Run(NamedTuple):
             "WEBHOOKD_SERVICES_ENABLED": ",".join(SERVICES),
             "WEBHOOKD_API_HEALTH_LISTEN": "",
         }
-        return TemporaryDaemon(folder, "bench", config_path, os.environ | changed)
+        return TemporaryDaemon(folder, "bench", self.config_path, os.environ | changed)
 
 
 @dataclass

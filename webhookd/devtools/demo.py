@@ -5,7 +5,6 @@ Everything it shows comes from the daemon's API and from the demo's own endpoint
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections import Counter, deque
@@ -30,8 +29,8 @@ from webhookd.cli.options import INTERRUPTED
 from webhookd.cli.text import escaped
 from webhookd.core.errors import WebhookdError
 from webhookd.core.states import SagaStatus
-from webhookd.devtools.processes import TemporaryDaemon, temporary_folder
-from webhookd.devtools.receiver import Arrival, Behaviour, ReceivedWebhooks, receiving
+from webhookd.devtools.processes import TemporaryDaemon, interruptible, temporary_folder
+from webhookd.devtools.receiver import Arrival, ReceivedWebhooks, receiving
 from webhookd.embedded.server import running
 from webhookd.local_certificate import LocalCertificate
 
@@ -64,6 +63,7 @@ class Endpoint:
     received: ReceivedWebhooks
     max_attempts: int
     base_delay_seconds: float
+    url: str = ""
     requests: int = 0
     accepted: int = 0
     unverified: int = 0
@@ -174,59 +174,36 @@ def command() -> None:
     """
     endpoints = [
         Endpoint("billing", "works", ReceivedWebhooks(), 5, 1.0),
-        Endpoint(
-            "mail", "fails twice, then works", ReceivedWebhooks(behaviour=Behaviour(failures=2)), 5, 0.8
-        ),
-        Endpoint("warehouse", "is down", ReceivedWebhooks(behaviour=Behaviour(status=503)), 3, 0.8),
+        Endpoint("mail", "fails twice, then works", ReceivedWebhooks(failures=2), 5, 0.8),
+        Endpoint("warehouse", "is down", ReceivedWebhooks(status=503), 3, 0.8),
     ]
     screen = Screen(endpoints, output.console())
-    try:
-        asyncio.run(_demo(screen))
-    except asyncio.CancelledError:
+    summary = asyncio.run(interruptible(partial(_demo, screen), screen.step))
+    if summary is None:
         sys.exit(INTERRUPTED)
+    click.echo(f"\n{summary}\n{NEXT_STEPS}")
 
 
-async def _demo(screen: Screen) -> None:
-    """Run the demo and clean up, also after an error or a signal."""
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("not called in a task")
-
-    def stop() -> None:
-        """Cancel once only: a second signal must not interrupt the cleanup."""
-        if not task.cancelling():
-            screen.step("Interrupted: stopping webhookd and PostgreSQL, removing the temporary folder")
-            task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+async def _demo(screen: Screen) -> str:
+    """Run the demo and clean up, also after an error or a signal. Returns the summary."""
+    on_terminal = screen.console.is_terminal
     live = Live(screen, console=screen.console, refresh_per_second=8, vertical_overflow="crop")
-    with live if screen.console.is_terminal else nullcontext():
+    with live if on_terminal else nullcontext():
         async with AsyncExitStack() as stack:
             screen.step("Starting PostgreSQL and webhookd in a temporary folder")
             daemon = DemoDaemon(stack.enter_context(temporary_folder("webhookd-demo-")))
-            certificate = LocalCertificate.in_folder(daemon.data_dir)
+            tls = LocalCertificate.in_folder(daemon.data_dir).server_tls()
+            answer_seconds = ANSWER_SECONDS if on_terminal else 0
             # Started before the daemon, so stopped after it: requests in flight still get an answer.
-            urls = [
-                await stack.enter_async_context(
-                    receiving(
-                        0,
-                        certificate.server_tls(),
-                        endpoint.received,
-                        partial(screen.arrived, endpoint),
-                        ANSWER_SECONDS if screen.console.is_terminal else 0,
-                    )
-                )
-                for endpoint in screen.endpoints
-            ]
+            for endpoint in screen.endpoints:
+                on_arrival = partial(screen.arrived, endpoint)
+                receiver = receiving(0, tls, endpoint.received, on_arrival, answer_seconds)
+                endpoint.url = await stack.enter_async_context(receiver)
             await stack.enter_async_context(daemon)
-            story = _Story(screen, daemon.client)
-            for endpoint, url in zip(screen.endpoints, urls, strict=True):
-                await story.subscribe(endpoint, url)
-            summary = await story.tell()
+            summary = await _Story(screen, daemon.client).tell()
             screen.step("Stopping webhookd and PostgreSQL, removing the temporary folder")
         screen.step("Done: everything is removed")
-    click.echo(f"\n{summary}\n{NEXT_STEPS}")
+    return summary
 
 
 class DemoDaemon(TemporaryDaemon):
@@ -234,16 +211,13 @@ class DemoDaemon(TemporaryDaemon):
 
     def __init__(self, folder: Path) -> None:
         self.data_dir: Final = folder / "data"
-        # An empty file, so that no configuration file of the user is found.
-        config_path = folder / "webhookd.toml"
-        config_path.touch()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WEBHOOKD_")}
         environment |= {
             "WEBHOOKD_DATABASE_DATA_DIR": str(self.data_dir),
             "WEBHOOKD_SERVICES_POLL_INTERVAL_SECONDS": "0.2",
             "WEBHOOKD_LOG_FORMAT": "json",
         }
-        super().__init__(folder, "demo", config_path, environment)
+        super().__init__(folder, "demo", None, environment)
 
     def _stop(self) -> bool:
         stopped = super()._stop()
@@ -261,10 +235,10 @@ class _Story:
     screen: Screen
     client: Client
 
-    async def subscribe(self, endpoint: Endpoint, url: str) -> None:
+    async def _subscribe(self, endpoint: Endpoint) -> None:
         request = {
             "event_type": EVENT_TYPE,
-            "callback_url": url,
+            "callback_url": endpoint.url,
             "max_attempts": endpoint.max_attempts,
             "base_delay_seconds": endpoint.base_delay_seconds,
             "description": endpoint.name,
@@ -275,6 +249,8 @@ class _Story:
 
     async def tell(self) -> str:
         """Run all steps. Returns the summary."""
+        for endpoint in self.screen.endpoints:
+            await self._subscribe(endpoint)
         names = ", ".join(endpoint.name for endpoint in self.screen.endpoints)
         self.screen.step(f"Subscribed and verified over HTTPS: {names}")
         await self._pause()
@@ -291,7 +267,7 @@ class _Story:
         self.screen.step(f"mail received its events; warehouse failed 3 times: {ORDERS} dead letters")
         await self._pause()
         warehouse = self.screen.endpoints[-1]
-        warehouse.description, warehouse.received.behaviour = "repaired: works", Behaviour()
+        warehouse.description, warehouse.received.status = "repaired: works", None
         self.screen.step("warehouse works again: requeueing the dead letters")
         await self._pause()
         await self._post("/v1/dead-letters/requeue", {"filter": {}, "dry_run": False})

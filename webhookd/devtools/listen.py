@@ -8,7 +8,6 @@ import asyncio
 import logging
 import math
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,8 @@ from webhookd.cli.text import escaped, excerpt
 from webhookd.core.configuration import data_dir, load_settings
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.limits import HIGHEST_PORT
-from webhookd.devtools.receiver import Arrival, Behaviour, ReceivedWebhooks, receiving
+from webhookd.devtools.processes import SIGNALS
+from webhookd.devtools.receiver import Arrival, ReceivedWebhooks, receiving
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.outcome import Failure
 from webhookd.outbound.signatures import sign
@@ -149,9 +149,7 @@ def command(
     # aiohttp logs a traceback for every broken connection.
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     secrets = _secrets(secret_file)
-    received = ReceivedWebhooks(
-        bool(event_types or secrets), secrets, Behaviour(failures=failures, status=status)
-    )
+    received = ReceivedWebhooks(bool(event_types or secrets), secrets, failures, status)
     options = Options(tuple(dict.fromkeys(event_types)), port, delay_seconds, keep, as_json)
     config_path = click.get_current_context().find_object(Path)
     certificate = LocalCertificate.in_folder(data_dir(load_settings(config_path, os.environ)))
@@ -201,7 +199,7 @@ def _stop_on_signal() -> asyncio.Event:
             os._exit(INTERRUPTED)
         stopping.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop)
     return stopping
 
@@ -215,9 +213,8 @@ def _say_next_step(
             _say(f"Next, in another terminal: webhookd publish {publishable[0]} '{{\"order\": 7}}'")
         else:
             _say("Next, in another terminal: webhookd jobs enqueue greet")
-            _say(
-                f"(The job queue publishes {RESERVED}… events; `webhookd jobs enable` switches the queue on.)"
-            )
+            queue = f"The job queue publishes {RESERVED}… events"
+            _say(f"({queue}; `webhookd jobs enable` switches the queue on.)")
         return
     _say(f"Ready. Senders must trust the certificate {certificate.certificate_file}")
     if not received.verifies:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -36,12 +37,31 @@ END_TIMEOUT_SECONDS = 10.0
 # The service manager's variables are meant for the command itself, not for this daemon.
 _SERVICE_MANAGER_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/<id>/stat after the name, which proc(5) numbers from 3. The last two count children that
 # ended and were waited for: the time of a backend is not lost when it disconnects.
 _PARENT, _USER, _SYSTEM, _CHILDREN_USER, _CHILDREN_SYSTEM = (field - 3 for field in (4, 14, 15, 16, 17))
 _IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, and waiting for a disk
+
+_Result = TypeVar("_Result")
+
+
+async def interruptible(run: Callable[[], Awaitable[_Result]], say: Callable[[str], None]) -> _Result | None:
+    """Run and clean up. The first signal cancels the run, for a result of None; further ones do nothing."""
+    with anyio.CancelScope() as scope:
+
+        def stop() -> None:
+            if not scope.cancel_called:
+                scope.cancel()  # first, because printing fails if the terminal was closed
+                say("Interrupted: cleaning up")
+
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        return await run()
+    return None
 
 
 @contextmanager
@@ -66,7 +86,13 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 class TemporaryDaemon:
     """A real `serve --local` with its own folder. `command` is for error messages: demo or bench."""
 
-    def __init__(self, folder: Path, command: str, config_path: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, command: str, config_path: Path | None, environment: Mapping[str, str]
+    ) -> None:
+        if config_path is None:
+            # An empty file, so that the daemon searches for no other.
+            config_path = folder / "webhookd.toml"
+            config_path.touch()
         address = f"127.0.0.1:{_free_port()}"
         self.client: Final = Client(Place(urlsplit(f"http://{address}"), f"started by {command}"))
         self._command = command
