@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -151,7 +152,8 @@ def command(
                 sizes = Sizes(events, seconds, subscriptions, payload_bytes)
                 found = find_file(config_path, environment)
                 run = Run(settings, found, database, server, sizes, notes, progress)
-                report = uvloop.run(interruptible(run.report, progress.say))
+                interrupted = partial(progress.say, "Interrupted: cleaning up")
+                report = uvloop.run(interruptible(run.report, interrupted))
             finally:
                 # Stopping an embedded server must not be interrupted.
                 for number in SIGNALS:

@@ -178,7 +178,10 @@ def command() -> None:
         Endpoint("warehouse", "is down", ReceivedWebhooks(status=503), 3, 0.8),
     ]
     screen = Screen(endpoints, output.console())
-    summary = asyncio.run(interruptible(partial(_demo, screen), screen.step))
+    interrupted = partial(
+        screen.step, "Interrupted: stopping webhookd and PostgreSQL, removing the temporary folder"
+    )
+    summary = asyncio.run(interruptible(partial(_demo, screen), interrupted))
     if summary is None:
         sys.exit(INTERRUPTED)
     click.echo(f"\n{summary}\n{NEXT_STEPS}")

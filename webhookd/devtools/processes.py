@@ -49,14 +49,16 @@ _IDLE_FIELDS = (3, 4)  # of /proc/stat: idle, and waiting for a disk
 _Result = TypeVar("_Result")
 
 
-async def interruptible(run: Callable[[], Awaitable[_Result]], say: Callable[[str], None]) -> _Result | None:
+async def interruptible(
+    run: Callable[[], Awaitable[_Result]], say_interrupted: Callable[[], None]
+) -> _Result | None:
     """Run and clean up. The first signal cancels the run, for a result of None; further ones do nothing."""
     with anyio.CancelScope() as scope:
 
         def stop() -> None:
             if not scope.cancel_called:
                 scope.cancel()  # first, because printing fails if the terminal was closed
-                say("Interrupted: cleaning up")
+                say_interrupted()
 
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, stop)
