@@ -17,7 +17,7 @@ from tests.bench.server import DurableServer
 from tests.support.certificates import Certificates
 from tests.support.database import Cluster, Database
 from webhookd.devtools.bench_load import Receiver, ReceiverProcess, receiver_process
-from webhookd.devtools.bench_processes import Child, start_child
+from webhookd.devtools.processes import Child, start_child
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import uvloop
 
 from webhookd.devtools.bench_load import payload
-from webhookd.devtools.bench_processes import answer_lines
+from webhookd.devtools.processes import answer_lines
 
 HEAD_END = b"\r\n\r\n"
 LENGTH = b"content-length:"

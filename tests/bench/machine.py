@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.bench.node import GRAPHILE, graphile_command
 from tests.bench.receivers import nginx_program
 from webhookd import __version__
-from webhookd.devtools.bench_processes import PROC, TICKS_PER_SECOND, ProcessStat, parse_stat
+from webhookd.devtools.processes import PROC, TICKS_PER_SECOND, ProcessStat, parse_stat
 
 PACKAGES = ("aiohttp", "asyncpg", "uvloop", "pgqueuer", "procrastinate", "psycopg")
 PROGRAM_TIMEOUT_SECONDS = 20

@@ -11,7 +11,7 @@ import uvloop
 
 from webhookd.deliveries import ingest
 from webhookd.devtools.bench_load import Publisher
-from webhookd.devtools.bench_processes import answer_lines, child_options
+from webhookd.devtools.processes import answer_lines, child_options
 
 
 async def main() -> None:

@@ -4,11 +4,13 @@ Reads names and sessions of the other databases, and changes none of them. The c
 with `make bench`.
 """
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 import anyio
@@ -21,12 +23,13 @@ from webhookd.core.settings import Settings, with_database
 from webhookd.daemon.setup import Database, opened
 from webhookd.db import migrations
 from webhookd.db.connection import Connection, ServerFacts, connected, fetch_one, fetch_server_facts
-from webhookd.devtools.temporary_daemon import temporary_folder
+from webhookd.devtools.processes import temporary_folder
 from webhookd.embedded.folder import is_new
 
 PREFIX = "webhookd_bench_"
-# Beside the daemon's connections: the bench's pool of two, and one to create and drop the database.
-OWN_CONNECTIONS = 3
+# Beside the daemon's connections: one to measure, and one to create and drop the database.
+OWN_CONNECTIONS = 2
+COMMITS = 50
 
 _SUFFIX_BYTES = 4
 _NAME = f"^{PREFIX}[0-9a-f]{{{2 * _SUFFIX_BYTES}}}$"
@@ -52,6 +55,8 @@ select
             and not exists (select from pg_stat_activity a where a.datid = d.oid)
           order by 1) as left_over
 """
+# Copies the template through WAL: a copy of files would make the server checkpoint twice.
+_NEW_DATABASE = "template template0 encoding 'UTF8' locale_provider libc locale 'C' strategy wal_log"
 _COUNTERS = """
 select
     (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint as wal_bytes,
@@ -79,65 +84,66 @@ class Server:
     tablespace: str | None  # quoted; None is the server's default
     served: list[str]  # databases to which a webhookd is connected
     left_over: list[str]  # databases of killed benchmarks
-
-
-class BenchDatabase(NamedTuple):
-    """The DSN for the daemon, and facts about the server."""
-
-    dsn: str
     facts: ServerFacts
+
+    def require_fit(self, pool_size: int) -> None:
+        """Refuse a server on which the login lacks rights, or which has too few free connections."""
+        rights = {"CREATEDB": self.may_create, "CREATEROLE": self.may_migrate}
+        if missing := [right for right, granted in rights.items() if not granted]:
+            raise SchemaProblem(
+                f"bench creates its own database, which the login {self.login} may not do: grant the right"
+                f" (ALTER ROLE {self.login} {' '.join(missing)}), or set WEBHOOKD_DATABASE_DSN to a login"
+                " that can migrate and has CREATEDB"
+            )
+        total = self.facts.connections
+        needed, free = pool_size + 1 + OWN_CONNECTIONS, total - self.facts.connections_in_use
+        if not self.facts.pooled and needed > free:
+            raise WebhookdError(
+                f"bench needs {needed} connections, and the server has {max(free, 0)} of {total} free"
+            )
+
+    def notes(self, *, embedded: bool) -> list[str]:
+        """What a reader of the results should know about the server."""
+        notes = []
+        if not self.facts.survives_a_power_cut:
+            notes.append("fsync is off on this server: the results are not those of durable commits")
+        if self.left_over:
+            names = ", ".join(self.left_over)
+            notes.append(f"killed runs left these databases: {names}. {_removal(self.left_over)}")
+        if self.is_without_roles and not embedded:
+            notes.append("bench created the webhookd roles on this server; `webhookd migrate` will use them")
+        return notes
 
 
 @contextmanager
 def open_server(settings: Settings) -> Iterator[Database]:
     """The configured server. An embedded server that does not exist yet is created for the benchmark only."""
-    if settings.database.embedded and is_new(folder := data_dir(settings)):
-        # On the disk of the data folder, which is to be measured: temporary folders may be in memory.
-        parent = next(it for it in folder.parents if it.is_dir())
-        with temporary_folder("webhookd-bench-", parent) as temporary:
+    with ExitStack() as stack:
+        if settings.database.embedded and is_new(folder := data_dir(settings)):
+            # On the disk of the data folder, which is to be measured: temporary folders may be in memory.
+            parent = next(it for it in folder.parents if it.is_dir())
+            temporary = stack.enter_context(temporary_folder("webhookd-bench-", parent))
             database = msgspec.structs.replace(settings.database, data_dir=str(temporary / "data"))
-            with opened(msgspec.structs.replace(settings, database=database)) as server:
-                yield server
-        return
-    with opened(settings) as server:
-        yield server
+            settings = msgspec.structs.replace(settings, database=database)
+        yield stack.enter_context(opened(settings))
 
 
 async def look_at(dsn: str) -> Server:
     """Read the state of the server."""
     async with connected(dsn) as connection:
-        return Server(**dict(await fetch_one(connection, _SERVER, _NAME)))
-
-
-def require_fit(server: Server, server_facts: ServerFacts, pool_size: int) -> None:
-    """Refuse a server on which the login lacks rights, or which has too few free connections."""
-    missing = [
-        right
-        for right, granted in (("CREATEDB", server.may_create), ("CREATEROLE", server.may_migrate))
-        if not granted
-    ]
-    if missing:
-        raise SchemaProblem(
-            f"bench creates its own database, which the login {server.login} may not do: grant the right"
-            f" (ALTER ROLE {server.login} {' '.join(missing)}), or set WEBHOOKD_DATABASE_DSN to a login that"
-            " can migrate and has CREATEDB"
-        )
-    total = server_facts.connections
-    needed, free = pool_size + 1 + OWN_CONNECTIONS, total - server_facts.connections_in_use
-    if not server_facts.pooled and needed > free:
-        raise WebhookdError(
-            f"bench needs {needed} connections, and the server has {max(free, 0)} of {total} free"
-        )
+        row = await fetch_one(connection, _SERVER, _NAME)
+    return Server(**dict(row), facts=await fetch_server_facts(dsn))
 
 
 @asynccontextmanager
-async def bench_database(database: Database, tablespace: str | None) -> AsyncIterator[BenchDatabase]:
-    """Create and migrate a database. It is dropped at the end, also after an error."""
+async def bench_database(database: Database, tablespace: str | None) -> AsyncIterator[str]:
+    """Create and migrate a database, and yield its DSN. It is dropped at the end, also after an error."""
     name = new_name()
+    place = f"tablespace {tablespace}" if tablespace else ""
     try:
         with anyio.CancelScope(shield=True):
             # Not interrupted: the server could complete the creation after we have dropped it.
-            await _create(database.migrating_dsn, name, tablespace)
+            await _execute(database.migrating_dsn, "create database", name, f"{_NEW_DATABASE} {place}")
         dsn = with_database(database.dsn, name)
         try:
             await migrations.migrate(with_database(database.migrating_dsn, name))
@@ -151,20 +157,18 @@ async def bench_database(database: Database, tablespace: str | None) -> AsyncIte
         if server_facts.functions_missing:
             login = server_facts.login
             raise SchemaProblem(f"{login} lacks rights: GRANT webhookd_app TO {login}")
-        yield BenchDatabase(dsn, server_facts)
+        yield dsn
     finally:
         with anyio.CancelScope(shield=True):
             try:
-                await _drop(database.migrating_dsn, name, force=True)
+                await _execute(database.migrating_dsn, "drop database if exists", name, "with (force)")
             except WebhookdError as error:
                 # Printed, not raised: the first error is the one to report.
-                click.echo(
-                    f"webhookd: the database {name} was not dropped: {error}. {removal([name])}", err=True
-                )
+                problem = f"the database {name} was not dropped: {error}. {_removal([name])}"
+                click.echo(f"webhookd: {problem}", err=True)
 
 
-def removal(names: list[str]) -> str:
-    """How to remove these databases."""
+def _removal(names: list[str]) -> str:
     statements = " ".join(f"DROP DATABASE {name};" for name in names)
     return f"Remove with `webhookd bench --clean`, or in psql: {statements}"
 
@@ -173,7 +177,7 @@ async def clean(database: Database) -> list[str]:
     """Drop the databases of killed benchmarks that are not in use. Returns their names."""
     server = await look_at(database.migrating_dsn)
     for name in server.left_over:
-        await _drop(database.migrating_dsn, name, force=False)
+        await _execute(database.migrating_dsn, "drop database if exists", name)
     return server.left_over
 
 
@@ -182,28 +186,12 @@ def new_name() -> str:
     return PREFIX + secrets.token_hex(_SUFFIX_BYTES)
 
 
-async def _create(dsn: str, name: str, tablespace: str | None) -> None:
-    """Copies the template through WAL: a copy of files would make the server checkpoint twice."""
-    _require_bench(name)
-    place = f" tablespace {tablespace}" if tablespace else ""
-    async with connected(dsn) as connection:
-        await connection.execute(
-            f"create database {name} template template0 encoding 'UTF8' locale_provider libc locale 'C'"
-            f" strategy wal_log{place}"
-        )
-
-
-async def _drop(dsn: str, name: str, *, force: bool) -> None:
-    _require_bench(name)
-    async with connected(dsn) as connection:
-        await connection.execute(f"drop database if exists {name}{' with (force)' if force else ''}")
-
-
-def _require_bench(name: str) -> None:
-    """Make sure that no other database can be created or dropped."""
-    suffix = name.removeprefix(PREFIX)
-    if suffix == name or len(suffix) != 2 * _SUFFIX_BYTES or not suffix.isalnum():
+async def _execute(dsn: str, command: str, name: str, options: str = "") -> None:
+    """Create or drop a database of a benchmark, and never any other."""
+    if not re.fullmatch(_NAME, name):
         raise ValueError(f"{name} is not a database of a benchmark")
+    async with connected(dsn) as connection:
+        await connection.execute(f"{command} {name} {options}")
 
 
 class Counters(NamedTuple):
@@ -222,14 +210,11 @@ class Completed(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        return (self.last_completed_at or 0.0) - (self.first_started_at or 0.0)
+        return max(0.001, (self.last_completed_at or 0.0) - (self.first_started_at or 0.0))
 
-
-class CommitTimes(NamedTuple):
-    """Medians in milliseconds: of an empty round trip, and of one with a durable commit."""
-
-    round_trip_ms: float
-    commit_ms: float
+    @property
+    def per_second(self) -> float:
+        return self.deliveries / self.seconds
 
 
 async def counters(connection: Connection) -> Counters:
@@ -247,18 +232,14 @@ async def backend_ids(connection: Connection) -> list[int]:
     return [row["pid"] for row in await connection.fetch(_BACKENDS)]
 
 
-async def commit_times(connection: Connection, count: int) -> CommitTimes:
-    """Measure with the smallest statement that writes durably."""
-    return CommitTimes(
-        await _median_ms(connection, "select 1", count),
-        await _median_ms(connection, "select pg_logical_emit_message(true, 'webhookd bench', '')", count),
-    )
-
-
-async def _median_ms(connection: Connection, statement: str, count: int) -> float:
-    milliseconds = []
-    for _ in range(count):
-        started_at = time.monotonic()
-        await connection.fetchval(statement)
-        milliseconds.append((time.monotonic() - started_at) * 1000)
-    return sorted(milliseconds)[count // 2]
+async def commit_times(connection: Connection) -> tuple[float, float]:
+    """Median milliseconds of an empty round trip, and of one with the smallest durable write."""
+    medians = []
+    for statement in ("select 1", "select pg_logical_emit_message(true, 'webhookd bench', '')"):
+        milliseconds = []
+        for _ in range(COMMITS):
+            started_at = time.monotonic()
+            await connection.fetchval(statement)
+            milliseconds.append((time.monotonic() - started_at) * 1000)
+        medians.append(median(milliseconds))
+    return medians[0], medians[1]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TextIO, cast
 import uvloop
 
 from webhookd.deliveries.ingest import NewEvent
-from webhookd.devtools.bench_processes import Child, answer_lines, child_options, python_module, start_child
+from webhookd.devtools.processes import Child, answer_lines, child_options, python_module, start_child
 
 PAYLOAD_BYTES = 400
 BATCH_EVENTS = 1000
@@ -41,9 +41,6 @@ def payload(number: int, size_bytes: int = PAYLOAD_BYTES) -> str:
     """A JSON text of exactly this size, different for each number."""
     head = f'{{"number": {number}, "padding": "'
     return f'{head}{"x" * (size_bytes - len(head) - 2)}"}}'
-
-
-# Publishing.
 
 
 class Publisher:
@@ -186,12 +183,8 @@ async def receiver_process(
 ) -> AsyncIterator[ReceiverProcess]:
     """Start a receiver on a free port. The key may be in the certificate's file."""
     log_path = folder / "arrivals.log"
-    options = {
-        "certificate": str(certificate_file),
-        "key": str(key_file or certificate_file),
-        "log": str(log_path),
-    }
-    async with start_child(python_module(_MODULE), folder, options) as child:
+    options = [str(path) for path in (certificate_file, key_file or certificate_file, log_path)]
+    async with start_child(python_module(__name__), folder, options) as child:
         try:
             yield ReceiverProcess(child.ready, log_path, child)
         finally:
@@ -286,11 +279,11 @@ def header(head: bytes, name: bytes) -> bytes:
 
 async def _receive() -> None:
     """Serve until the parent closes our input; then end the guarded process."""
-    options = child_options()
+    certificate_file, key_file, log_path = child_options()
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(options["certificate"], options["key"])
+    tls.load_cert_chain(certificate_file, key_file)
     listening = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-    with Path(options["log"]).open("a") as log:  # noqa: ASYNC230  before there is anything to serve
+    with Path(log_path).open("a") as log:  # noqa: ASYNC230  before there is anything to serve
         requests = _Requests(log)
         server = await asyncio.get_running_loop().create_server(
             lambda: _Connection(requests), sock=listening, ssl=tls, backlog=BACKLOG
@@ -301,8 +294,6 @@ async def _receive() -> None:
         with suppress(ProcessLookupError):
             os.kill(requests.guarded_id, signal.SIGTERM)
 
-
-_MODULE = "webhookd.devtools.bench_load"
 
 if __name__ == "__main__":
     uvloop.run(_receive())

@@ -12,13 +12,13 @@ from rich.text import Text
 
 from webhookd.cli import output
 from webhookd.cli.output import duration
-from webhookd.devtools.bench_processes import Processors
+from webhookd.devtools.processes import Processors
 
+STEPS = 6
 MILLION = 1_000_000
 # A part that is busy for this share of the time limits the rate.
 SATURATED = 0.85
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_UNIT_STEP = 1000
+_UNIT_BYTES = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 
 
 class Limit(StrEnum):
@@ -122,11 +122,10 @@ def show(report: BenchReport) -> None:
 
 def size(count: float) -> str:
     """A number of bytes with its unit."""
-    for unit in _UNITS[:-1]:
-        if count < _UNIT_STEP:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= _UNIT_STEP
-    return f"{count:.1f} {_UNITS[-1]}"
+    for unit, unit_bytes in _UNIT_BYTES.items():
+        if count >= unit_bytes:
+            return f"{count / unit_bytes:.1f} {unit}"
+    return f"{count:.0f} B"
 
 
 def _latency(latency: Latency) -> str:
@@ -145,8 +144,7 @@ def _processors(found: Processors | None) -> str:
 class ProgressBar:
     """A bar if stderr is a terminal, otherwise one line of stdout for each step, or nothing."""
 
-    def __init__(self, steps: int, *, quiet: bool) -> None:
-        self._steps = steps
+    def __init__(self, *, quiet: bool) -> None:
         self._step = 0
         self._quiet = quiet
         self._bar = Progress(
@@ -168,18 +166,15 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self.pause()
 
     def step(self, text: str, total: float | None = None) -> None:
         """Show the next step, with the total that `done` counts up to."""
         self._step += 1
-        self._show(text, f"{self._step}/{self._steps}", total)
+        self.say(text, f"{self._step}/{STEPS}", total)
 
-    def say(self, text: str) -> None:
-        """Show something that is not a step."""
-        self._show(text)
-
-    def _show(self, text: str, step: str = "", total: float | None = None) -> None:
+    def say(self, text: str, step: str = "", total: float | None = None) -> None:
+        """Show something that may not be a step."""
         self._bar.start()
         self._bar.update(self._task, description=text, step=step, total=total, completed=0)
         if not self._quiet and not sys.stderr.isatty():

@@ -5,29 +5,31 @@ Everything it shows comes from the daemon's API and from the demo's own endpoint
 
 import asyncio
 import os
-import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
+from rich.console import Console, Group
 from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
 from webhookd.cli import output
 from webhookd.cli.client import Client
-from webhookd.cli.options import INTERRUPTED
+from webhookd.cli.options import INTERRUPTED, escaped
 from webhookd.core.errors import WebhookdError
 from webhookd.core.states import SagaStatus
-from webhookd.devtools.demo_screen import Counts, Endpoint, Screen
-from webhookd.devtools.receiver import Behaviour, ReceivedWebhooks, receiving
-from webhookd.devtools.temporary_daemon import TemporaryDaemon, temporary_folder
+from webhookd.devtools.processes import TemporaryDaemon, interruptible, temporary_folder
+from webhookd.devtools.receiver import Arrival, ReceivedWebhooks, receiving
 from webhookd.embedded.server import running
 from webhookd.local_certificate import LocalCertificate
 
@@ -39,12 +41,127 @@ POLL_INTERVAL_SECONDS = 0.1
 # Pauses that let a person follow on a terminal; there are none elsewhere.
 PAUSE_SECONDS = 1.2
 ANSWER_SECONDS = 0.25
+GOOD, BUSY, BAD, QUIET = "green", "yellow", "red", "dim"
+# Rows of the screen that the picture, the table and the gaps take; the rest shows the latest lines.
+FIXED_ROWS = 16
+MIN_LINES, MAX_LINES = 3, 12
 
 NEXT_STEPS = f"""
 Try it yourself, each command in its own terminal:
   webhookd serve --local                        start webhookd on an embedded PostgreSQL
   webhookd listen {EVENT_TYPE}                    start a receiver that subscribes itself
   webhookd publish {EVENT_TYPE} '{{"order": 7}}'    publish an event and see it arrive"""
+
+
+@dataclass
+class Endpoint:
+    """A receiver of the demo, and the requests it got."""
+
+    name: str
+    description: str
+    received: ReceivedWebhooks
+    max_attempts: int
+    base_delay_seconds: float
+    url: str = ""
+    requests: int = 0
+    accepted: int = 0
+    unverified: int = 0
+
+
+@dataclass
+class Counts:
+    """Rows in the daemon's lists."""
+
+    events: int = 0
+    deliveries: Counter[str] = field(default_factory=Counter)
+    dead_letters: int = 0
+    requeued: int = 0
+
+
+@dataclass
+class Screen:
+    """A live picture on a terminal; elsewhere, one line for each thing that happens."""
+
+    endpoints: Sequence[Endpoint]
+    console: Console
+    counts: Counts = field(default_factory=Counts)
+    current_step: str = ""
+    started_at: float = field(default_factory=time.monotonic)
+    lines: deque[Text] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
+    # Kept over all refreshes: a new spinner would always show its first frame.
+    _spinner: Spinner = field(default_factory=lambda: Spinner("dots", style=BUSY))
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started_at
+
+    def step(self, text: str) -> None:
+        """Show the next step of the demo."""
+        self.current_step = text
+        self._spinner.update(text=Text(text, "bold"))
+        self._add(Text(text, "bold"))
+
+    def arrived(self, endpoint: Endpoint, arrival: Arrival) -> None:
+        """Show a request that an endpoint received; challenges are left out."""
+        if arrival.challenge is not None:
+            return
+        endpoint.requests += 1
+        endpoint.accepted += arrival.accepted
+        endpoint.unverified += arrival.problem is not None
+        message_id, attempt = (escaped(arrival.headers.get(f"webhook-{it}", "?")) for it in ("id", "attempt"))
+        signature = "✓ signature" if arrival.problem is None else f"✗ {arrival.problem}"
+        line = Text(f"  {message_id} → {endpoint.name:9} attempt {attempt}, {signature}, answer ")
+        self._add(line.append(str(arrival.status), GOOD if arrival.accepted else BAD))
+
+    def _add(self, line: Text) -> None:
+        stamped = Text(f"{self.seconds:5.1f} s  ", QUIET, no_wrap=True, overflow="ellipsis").append_text(line)
+        self.lines.append(stamped)
+        if not self.console.is_terminal:
+            click.echo(stamped.plain)
+
+    def __rich__(self) -> Group:
+        room = max(MIN_LINES, min(MAX_LINES, self.console.height - FIXED_ROWS))
+        title = Table.grid(expand=True)
+        title.add_column(no_wrap=True, overflow="ellipsis")
+        title.add_column(justify="right", style=QUIET)
+        title.add_row(self._spinner, f"{self.seconds:.0f} s")
+        latest = list(self.lines)[-room:]
+        return Group(title, Text(), *self._picture(), Text(), self._table(), Text(), *latest)
+
+    def _picture(self) -> list[Text]:
+        """The stages of a delivery, with the number of events or deliveries in each."""
+        counts, deliveries = self.counts, self.counts.deliveries
+        waiting = _number(deliveries[SagaStatus.PENDING], BUSY)
+        sending = _number(deliveries[SagaStatus.IN_PROGRESS], BUSY)
+        delivered = _number(deliveries[SagaStatus.COMPLETED], GOOD)
+        gap, indent = " " * 5, " " * 20
+        return [
+            Text("   events   ──▶  waiting   ──▶  sending   ──▶ delivered"),
+            Text.assemble("  ", _number(counts.events, "cyan"), gap, waiting, gap, sending, gap, delivered),
+            Text(f"{indent}▲             │"),
+            Text.assemble(f"{indent}├── retry ◀───┤", _number(deliveries[SagaStatus.PENDING_RETRY], BUSY)),
+            Text(f"{indent}│             ▼"),
+            Text(f"{indent}└─ requeue ◀─ dead letters"),
+            Text.assemble(
+                f"{indent}  ", _number(counts.requeued, GOOD), gap, _number(counts.dead_letters, BAD)
+            ),
+        ]
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 2), header_style=QUIET)
+        table.add_column("endpoint", style="bold")
+        table.add_column(style=QUIET)
+        table.add_column("requests", justify="right")
+        table.add_column("accepted", justify="right")
+        for endpoint in self.endpoints:
+            accepted = Text(str(endpoint.accepted), GOOD if endpoint.accepted else QUIET)
+            table.add_row(endpoint.name, endpoint.description, str(endpoint.requests), accepted)
+        return table
+
+
+def _number(count: int, style: str) -> Text:
+    """Centred in the width of a word of the picture; zero is dim."""
+    return Text(f"{count:^9}", f"bold {style}" if count else QUIET)
 
 
 @click.command("demo")
@@ -56,59 +173,39 @@ def command() -> None:
     """
     endpoints = [
         Endpoint("billing", "works", ReceivedWebhooks(), 5, 1.0),
-        Endpoint(
-            "mail", "fails twice, then works", ReceivedWebhooks(behaviour=Behaviour(failures=2)), 5, 0.8
-        ),
-        Endpoint("warehouse", "is down", ReceivedWebhooks(behaviour=Behaviour(status=503)), 3, 0.8),
+        Endpoint("mail", "fails twice, then works", ReceivedWebhooks(failures=2), 5, 0.8),
+        Endpoint("warehouse", "is down", ReceivedWebhooks(status=503), 3, 0.8),
     ]
     screen = Screen(endpoints, output.console())
-    try:
-        asyncio.run(_demo(screen))
-    except asyncio.CancelledError:
+    interrupted = partial(
+        screen.step, "Interrupted: stopping webhookd and PostgreSQL, removing the temporary folder"
+    )
+    summary = asyncio.run(interruptible(partial(_demo, screen), interrupted))
+    if summary is None:
         sys.exit(INTERRUPTED)
+    click.echo(f"\n{summary}\n{NEXT_STEPS}")
 
 
-async def _demo(screen: Screen) -> None:
-    """Run the demo and clean up, also after an error or a signal."""
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("not called in a task")
-
-    def stop() -> None:
-        """Cancel once only: a second signal must not interrupt the cleanup."""
-        if not task.cancelling():
-            screen.step("Interrupted: stopping webhookd and PostgreSQL, removing the temporary folder")
-            task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+async def _demo(screen: Screen) -> str:
+    """Run the demo and clean up, also after an error or a signal. Returns the summary."""
+    on_terminal = screen.console.is_terminal
     live = Live(screen, console=screen.console, refresh_per_second=8, vertical_overflow="crop")
-    with live if screen.console.is_terminal else nullcontext():
+    with live if on_terminal else nullcontext():
         async with AsyncExitStack() as stack:
             screen.step("Starting PostgreSQL and webhookd in a temporary folder")
             daemon = DemoDaemon(stack.enter_context(temporary_folder("webhookd-demo-")))
-            certificate = LocalCertificate.in_folder(daemon.data_dir)
+            tls = LocalCertificate.in_folder(daemon.data_dir).server_tls()
+            answer_seconds = ANSWER_SECONDS if on_terminal else 0
             # Started before the daemon, so stopped after it: requests in flight still get an answer.
-            urls = [
-                await stack.enter_async_context(
-                    receiving(
-                        0,
-                        certificate.server_tls(),
-                        endpoint.received,
-                        partial(screen.arrived, endpoint),
-                        ANSWER_SECONDS if screen.console.is_terminal else 0,
-                    )
-                )
-                for endpoint in screen.endpoints
-            ]
+            for endpoint in screen.endpoints:
+                on_arrival = partial(screen.arrived, endpoint)
+                receiver = receiving(0, tls, endpoint.received, on_arrival, answer_seconds)
+                endpoint.url = await stack.enter_async_context(receiver)
             await stack.enter_async_context(daemon)
-            story = _Story(screen, daemon.client)
-            for endpoint, url in zip(screen.endpoints, urls, strict=True):
-                await story.subscribe(endpoint, url)
-            summary = await story.tell()
+            summary = await _Story(screen, daemon.client).tell()
             screen.step("Stopping webhookd and PostgreSQL, removing the temporary folder")
         screen.step("Done: everything is removed")
-    click.echo(f"\n{summary}\n{NEXT_STEPS}")
+    return summary
 
 
 class DemoDaemon(TemporaryDaemon):
@@ -116,16 +213,13 @@ class DemoDaemon(TemporaryDaemon):
 
     def __init__(self, folder: Path) -> None:
         self.data_dir: Final = folder / "data"
-        # An empty file, so that no configuration file of the user is found.
-        config_path = folder / "webhookd.toml"
-        config_path.touch()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WEBHOOKD_")}
         environment |= {
             "WEBHOOKD_DATABASE_DATA_DIR": str(self.data_dir),
             "WEBHOOKD_SERVICES_POLL_INTERVAL_SECONDS": "0.2",
             "WEBHOOKD_LOG_FORMAT": "json",
         }
-        super().__init__(folder, "demo", config_path, environment)
+        super().__init__(folder, "demo", None, environment)
 
     def _stop(self) -> bool:
         stopped = super()._stop()
@@ -143,10 +237,10 @@ class _Story:
     screen: Screen
     client: Client
 
-    async def subscribe(self, endpoint: Endpoint, url: str) -> None:
+    async def _subscribe(self, endpoint: Endpoint) -> None:
         request = {
             "event_type": EVENT_TYPE,
-            "callback_url": url,
+            "callback_url": endpoint.url,
             "max_attempts": endpoint.max_attempts,
             "base_delay_seconds": endpoint.base_delay_seconds,
             "description": endpoint.name,
@@ -157,6 +251,8 @@ class _Story:
 
     async def tell(self) -> str:
         """Run all steps. Returns the summary."""
+        for endpoint in self.screen.endpoints:
+            await self._subscribe(endpoint)
         names = ", ".join(endpoint.name for endpoint in self.screen.endpoints)
         self.screen.step(f"Subscribed and verified over HTTPS: {names}")
         await self._pause()
@@ -172,7 +268,8 @@ class _Story:
         )
         self.screen.step(f"mail received its events; warehouse failed 3 times: {ORDERS} dead letters")
         await self._pause()
-        self.screen.endpoints[-1].repair()
+        warehouse = self.screen.endpoints[-1]
+        warehouse.description, warehouse.received.status = "repaired: works", None
         self.screen.step("warehouse works again: requeueing the dead letters")
         await self._pause()
         await self._post("/v1/dead-letters/requeue", {"filter": {}, "dry_run": False})

@@ -8,24 +8,27 @@ import asyncio
 import logging
 import math
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+from rich.highlighter import JSONHighlighter
+from rich.text import Text
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import INTERRUPTED, example, json_option, read_bounded
+from webhookd.cli.options import INTERRUPTED, escaped, example, json_option, read_bounded
+from webhookd.cli.output import excerpt
 from webhookd.core.configuration import data_dir, load_settings
 from webhookd.core.errors import RequestRefused, ServiceUnavailable, WebhookdError
 from webhookd.core.limits import HIGHEST_PORT
-from webhookd.devtools import listen_output
-from webhookd.devtools.receiver import Arrival, Behaviour, ReceivedWebhooks, receiving
+from webhookd.devtools.processes import SIGNALS
+from webhookd.devtools.receiver import Arrival, ReceivedWebhooks, receiving
 from webhookd.local_certificate import LocalCertificate
 from webhookd.outbound.endpoint import EndpointCode
 from webhookd.outbound.outcome import Failure
@@ -43,6 +46,12 @@ DESCRIPTION = "webhookd listen"
 BASE_DELAY_SECONDS = 1.0
 # Subscriptions of one event type to search; if there are more, a new one is created.
 MAX_SEARCHED = 5000
+# Limits of the text form; --json shows the whole payload.
+MAX_SHOWN_LINES = 30
+MAX_SHOWN_CHARACTERS = 3000
+MAX_WORD_CHARACTERS = 100
+# A larger payload is not indented: a thousand levels of nesting would make megabytes of 64 kB.
+MAX_INDENTED_BYTES = 64 * 1024
 
 _NOT_LOCAL = "the daemon does not deliver to this machine: start it with `webhookd serve --local`"
 _NOT_TRUSTED = (
@@ -140,9 +149,7 @@ def command(
     # aiohttp logs a traceback for every broken connection.
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     secrets = _secrets(secret_file)
-    received = ReceivedWebhooks(
-        bool(event_types or secrets), secrets, Behaviour(failures=failures, status=status)
-    )
+    received = ReceivedWebhooks(bool(event_types or secrets), secrets, failures, status)
     options = Options(tuple(dict.fromkeys(event_types)), port, delay_seconds, keep, as_json)
     config_path = click.get_current_context().find_object(Path)
     certificate = LocalCertificate.in_folder(data_dir(load_settings(config_path, os.environ)))
@@ -159,27 +166,28 @@ async def _listen(
     def show(arrival: Arrival) -> None:
         try:
             if options.as_json:
-                output.show_json(listen_output.as_json(arrival))
+                output.show_json(_as_json(arrival))
             else:
-                output.show(listen_output.as_text(arrival))
+                output.show(_as_text(arrival))
         except BrokenPipeError:
             stopping.set()  # the reader of stdout has gone
 
     tls = certificate.server_tls()
     async with receiving(options.port, tls, received, show, options.delay_seconds) as url:
         _say(f"Listening on {url} (Ctrl-C stops)")
-        subscriber = Subscriber(client, url)
+        subscriber = Subscriber(client, url, received.secrets)
         try:
-            ready = await _subscribe(options, subscriber, received, stopping)
-            if ready:
-                _say_next_step(options, received, certificate)
-                await stopping.wait()
+            # Each request has its own timeout, so a signal does not wait long.
+            for event_type in options.event_types:
+                if stopping.is_set():
+                    return False
+                await subscriber.subscribe(event_type)
+            _say_next_step(options.event_types, received, certificate)
+            await stopping.wait()
         finally:
             if subscriber.subscription_ids and not options.keep:
                 await subscriber.pause()
-                paused = _named(subscriber.subscription_ids)
-                _say(f"Paused {paused}. `listen` on the same port resumes.")
-    return ready
+    return True
 
 
 def _stop_on_signal() -> asyncio.Event:
@@ -191,34 +199,22 @@ def _stop_on_signal() -> asyncio.Event:
             os._exit(INTERRUPTED)
         stopping.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop)
     return stopping
 
 
-async def _subscribe(
-    options: Options, subscriber: "Subscriber", received: ReceivedWebhooks, stopping: asyncio.Event
-) -> bool:
-    """Subscribe to each event type; false if a signal came in between. Each request has its own timeout."""
-    for event_type in options.event_types:
-        if stopping.is_set():
-            return False
-        received.secrets.append(await subscriber.subscribe(event_type))
-        await subscriber.verify()
-        _say(f"Subscribed to {event_type}: {_named(subscriber.subscription_ids[-1:])}, verified")
-    return True
-
-
-def _say_next_step(options: Options, received: ReceivedWebhooks, certificate: LocalCertificate) -> None:
-    if options.event_types:
-        publishable = [it for it in options.event_types if not it.startswith(RESERVED)]
+def _say_next_step(
+    event_types: Sequence[str], received: ReceivedWebhooks, certificate: LocalCertificate
+) -> None:
+    if event_types:
+        publishable = [it for it in event_types if not it.startswith(RESERVED)]
         if publishable:
             _say(f"Next, in another terminal: webhookd publish {publishable[0]} '{{\"order\": 7}}'")
         else:
             _say("Next, in another terminal: webhookd jobs enqueue greet")
-            _say(
-                f"(The job queue publishes {RESERVED}… events; `webhookd jobs enable` switches the queue on.)"
-            )
+            queue = f"The job queue publishes {RESERVED}… events"
+            _say(f"({queue}; `webhookd jobs enable` switches the queue on.)")
         return
     _say(f"Ready. Senders must trust the certificate {certificate.certificate_file}")
     if not received.verifies:
@@ -247,46 +243,42 @@ class Subscriber:
 
     client: Client
     url: str
+    secrets: list[str]  # of the receiver, which verifies the challenge too
     subscription_ids: list[int] = field(default_factory=list)
 
-    async def subscribe(self, event_type: str) -> str:
-        """Create a subscription or reuse our earlier one. Returns its secret."""
+    async def subscribe(self, event_type: str) -> None:
+        """Create a subscription or reuse our earlier one; then verify and activate it."""
         found = await self._find(event_type)
         if found is None:
-            created = await self._post(
-                "/v1/subscriptions",
-                {
-                    "event_type": event_type,
-                    "callback_url": self.url,
-                    "base_delay_seconds": BASE_DELAY_SECONDS,
-                    "description": DESCRIPTION,
-                },
-            )
-            self.subscription_ids.append(created["id"])
-            return str(created["secret"])
-        self.subscription_ids.append(found)
-        rotated = await self._post(f"/v1/subscriptions/{found}/rotate-secret")
-        return str(rotated["secret"])
-
-    async def verify(self) -> None:
-        """Verify the latest subscription, then activate it."""
+            request = {
+                "event_type": event_type,
+                "callback_url": self.url,
+                "base_delay_seconds": BASE_DELAY_SECONDS,
+                "description": DESCRIPTION,
+            }
+            answer = await self._post("/v1/subscriptions", request)
+            self.subscription_ids.append(answer["id"])
+        else:
+            self.subscription_ids.append(found)
+            answer = await self._post(f"/v1/subscriptions/{found}/rotate-secret")
+        self.secrets.append(answer["secret"])
         subscription = f"/v1/subscriptions/{self.subscription_ids[-1]}"
         await self._post(f"{subscription}/verify")
         await self.client.request("PATCH", subscription, {"active": True})
+        _say(f"Subscribed to {event_type}: {_named(self.subscription_ids[-1:])}, verified")
 
     async def pause(self) -> None:
         """Pause all subscriptions, so that no delivery fails while nothing receives it."""
-        failed = []
-        reason = ""
+        failed, reason = [], ""
         for subscription_id in self.subscription_ids:
             try:
-                path = f"/v1/subscriptions/{subscription_id}"
-                await self.client.request("PATCH", path, {"active": False})
+                await self.client.request("PATCH", f"/v1/subscriptions/{subscription_id}", {"active": False})
             except WebhookdError as error:
                 failed.append(subscription_id)
                 reason = str(error)
         if failed:
             raise ServiceUnavailable(f"{_named(failed)} could not be paused: {reason}")
+        _say(f"Paused {_named(self.subscription_ids)}. `listen` on the same port resumes.")
 
     async def _find(self, event_type: str) -> int | None:
         async for page in self.client.pages("/v1/subscriptions", {"event_type": event_type}, MAX_SEARCHED):
@@ -306,9 +298,8 @@ class Subscriber:
 def _explained(refused: RequestRefused) -> WebhookdError:
     """Say what to do about a refusal, where that is known."""
     error_code = refused.members.get("error_code")
-    if refused.code in (EndpointCode.BLOCKED_ADDRESS, EndpointCode.HOST):
-        return WebhookdError(_NOT_LOCAL)
-    if error_code == Failure.ADDRESS_BLOCKED:
+    not_local = refused.code in (EndpointCode.BLOCKED_ADDRESS, EndpointCode.HOST)
+    if not_local or error_code == Failure.ADDRESS_BLOCKED:
         return WebhookdError(_NOT_LOCAL)
     if error_code == Failure.TLS_FAILED:
         return WebhookdError(_NOT_TRUSTED)
@@ -326,3 +317,98 @@ def _named(subscription_ids: Sequence[int]) -> str:
 def _say(line: str) -> None:
     """Print to stderr: stdout has the arrivals only."""
     click.echo(line, err=True)
+
+
+# How an arrival is shown. Any sender may have chosen its bytes, so text is escaped and shortened.
+
+
+def _as_text(arrival: Arrival) -> Text:
+    """One line with the headers and the answer, and the payload below it."""
+    shown = Text.assemble(
+        (f"{arrival.received_at.astimezone():%H:%M:%S} ", "dim"),
+        _signature(arrival),
+        (f" {_subject(arrival)}", "bold"),
+    )
+    for name, label in (("id", ""), ("attempt", "attempt "), ("correlation-id", "correlation ")):
+        if value := _header(arrival, name):
+            shown.append(f"  {_word(label + value)}", "dim")
+    shown.append(f"  → {arrival.status}", "green" if arrival.accepted else "red")
+    if arrival.duplicate:
+        shown.append("  duplicate: already accepted", "yellow")
+    if arrival.problem:
+        shown.append(f"\n         {arrival.problem}", "red")
+    if arrival.challenge is None and arrival.body:
+        shown.append("\n").append_text(_payload(arrival.body))
+    return shown
+
+
+def _as_json(arrival: Arrival) -> bytes:
+    """One line. A payload that is not JSON becomes a string."""
+    payload = _formatted(arrival.body, -1)
+    signature = "refused" if arrival.problem else "verified" if arrival.checked else "not_checked"
+    return msgspec.json.encode(
+        {
+            "received_at": arrival.received_at,
+            "method": arrival.method,
+            "path": _valid(arrival.path),
+            "event_type": _header(arrival, "event-type"),
+            "webhook_id": _header(arrival, "id"),
+            "attempt": _header(arrival, "attempt"),
+            "correlation_id": _header(arrival, "correlation-id"),
+            "signature": signature,
+            "problem": arrival.problem,
+            "duplicate": arrival.duplicate,
+            "challenge": arrival.challenge is not None,
+            "answered": arrival.status,
+            "payload": arrival.body.decode("utf-8", "replace") if payload is None else msgspec.Raw(payload),
+        }
+    )
+
+
+def _signature(arrival: Arrival) -> tuple[str, str]:
+    if not arrival.checked:
+        return "? not verified: no secret", "yellow"
+    return ("✗ signature", "bold red") if arrival.problem else ("✓ signature", "bold green")
+
+
+def _subject(arrival: Arrival) -> str:
+    if arrival.challenge is not None:
+        return "challenge"
+    if arrival.method != "POST":
+        return f"{_word(arrival.method)} {_word(arrival.path)}"
+    return _word(_header(arrival, "event-type") or "POST without webhook-event-type")
+
+
+def _header(arrival: Arrival, name: str) -> str | None:
+    value = arrival.headers.get(f"webhook-{name}")
+    return None if value is None else _valid(value)
+
+
+def _valid(text: str) -> str:
+    """Replace lone surrogates, which stand for bytes that are not UTF-8."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _word(text: str) -> str:
+    return excerpt(text, MAX_WORD_CHARACTERS)
+
+
+def _payload(body: bytes) -> Text:
+    formatted = _formatted(body, 2) if len(body) <= MAX_INDENTED_BYTES else None
+    text = (body if formatted is None else formatted)[: 4 * MAX_SHOWN_CHARACTERS].decode("utf-8", "replace")
+    lines = text[:MAX_SHOWN_CHARACTERS].split("\n")
+    shown = Text("\n".join(f"    {escaped(line)}" for line in islice(lines, MAX_SHOWN_LINES)))
+    if formatted is not None:
+        JSONHighlighter().highlight(shown)
+    if len(text) > MAX_SHOWN_CHARACTERS or len(lines) > MAX_SHOWN_LINES:
+        shown.append(f"\n    … {len(body):,} bytes in total", "dim")
+    return shown
+
+
+def _formatted(body: bytes, indent: int) -> bytes | None:
+    """Indented JSON with every value as it was written; None if the body is not JSON."""
+    try:
+        body.decode()  # msgspec does not validate UTF-8 inside strings
+        return msgspec.json.format(body, indent=indent)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

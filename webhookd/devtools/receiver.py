@@ -33,22 +33,6 @@ SUCCESS = range(200, 300)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behaviour:
-    """Which requests fail on purpose."""
-
-    # The number of attempts of each message that fail before one succeeds.
-    failures: int = 0
-    # The status of a failure. Set without `failures`, it is the answer to every request.
-    status: int | None = None
-
-    def status_of(self, attempt: int) -> int:
-        """The answer to the n-th request with the same id."""
-        if attempt <= self.failures or (self.status is not None and not self.failures):
-            return self.status or HTTPStatus.INTERNAL_SERVER_ERROR
-        return HTTPStatus.OK
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """A request and its answer."""
 
@@ -64,11 +48,6 @@ class Arrival:
     challenge: str | None = None
 
     @property
-    def answer(self) -> bytes:
-        """The response body: the echo of a challenge, otherwise empty."""
-        return b"" if self.challenge is None else msgspec.json.encode({"challenge": self.challenge})
-
-    @property
     def accepted(self) -> bool:
         """Whether the daemon counts it as delivered."""
         return self.status in SUCCESS
@@ -82,12 +61,15 @@ class _Message:
 
 @dataclass(slots=True)
 class ReceivedWebhooks:
-    """Decides how requests are answered. `secrets` and `behaviour` may change at any time."""
+    """Decides how requests are answered. `secrets` and `status` may change at any time."""
 
     # If false, every request is accepted. If true, only those signed with one of the secrets.
     verifies: bool = True
     secrets: list[str] = field(default_factory=list)
-    behaviour: Behaviour = field(default_factory=Behaviour)
+    # The number of attempts of each message that fail on purpose before one succeeds.
+    failures: int = 0
+    # The status of a failure. Set without `failures`, it is the answer to every request.
+    status: int | None = None
     _messages: OrderedDict[str, _Message] = field(default_factory=OrderedDict)
 
     def receive(
@@ -106,7 +88,9 @@ class ReceivedWebhooks:
             message = self._message(headers.get("webhook-id", ""))
             message.requests += 1
             duplicate = message.accepted
-            status = self.behaviour.status_of(message.requests)
+            status = HTTPStatus.OK
+            if message.requests <= self.failures or (self.status is not None and not self.failures):
+                status = self.status or HTTPStatus.INTERNAL_SERVER_ERROR
             message.accepted |= status in SUCCESS
         return Arrival(
             received_at=received_at,
@@ -152,7 +136,8 @@ async def receiving(
         arrival = received.receive(request.method, request.path_qs, headers, body, datetime.now(UTC))
         on_arrival(arrival)
         await asyncio.sleep(delay_seconds)
-        return web.Response(status=arrival.status, body=arrival.answer, content_type="application/json")
+        answer = b"" if arrival.challenge is None else msgspec.json.encode({"challenge": arrival.challenge})
+        return web.Response(status=arrival.status, body=answer, content_type="application/json")
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_route("*", "/{path:.*}", handle)

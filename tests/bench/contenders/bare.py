@@ -14,7 +14,7 @@ from yarl import URL
 
 from tests.bench.scale import CONCURRENCY
 from webhookd.devtools.bench_load import payload
-from webhookd.devtools.bench_processes import answer_lines, child_options
+from webhookd.devtools.processes import answer_lines, child_options
 
 HEADERS = {
     "user-agent": "webhookd/0.0.0",

@@ -12,7 +12,7 @@ import asyncpg
 import uvloop
 
 from webhookd.devtools.bench_load import payload
-from webhookd.devtools.bench_processes import answer_lines, child_options
+from webhookd.devtools.processes import answer_lines, child_options
 
 COPY = """
     create table public.events_copy (

@@ -12,7 +12,7 @@ from webhookd.core.metrics import Metrics
 from webhookd.core.settings import Settings
 from webhookd.deliveries.api.events import Events
 from webhookd.deliveries.ingest import Accepted, NewEvent
-from webhookd.devtools.bench_processes import answer_lines, child_options
+from webhookd.devtools.processes import answer_lines, child_options
 from webhookd.http.server import Site, listening_socket
 from webhookd.wakeups import WakeUps
 

@@ -13,7 +13,7 @@ from pgqueuer.queries import Queries
 from tests.bench.contenders.bare import Countdown, Poster
 from tests.bench.scale import CONCURRENCY
 from webhookd.devtools.bench_load import payload
-from webhookd.devtools.bench_processes import answer_lines, child_options
+from webhookd.devtools.processes import answer_lines, child_options
 
 POLL_INTERVAL_SECONDS = 0.005
 ENTRYPOINT = "deliver"

@@ -10,7 +10,7 @@ from procrastinate import App, PsycopgConnector
 from tests.bench.contenders.bare import Countdown, Poster
 from tests.bench.scale import CONCURRENCY
 from webhookd.devtools.bench_load import payload
-from webhookd.devtools.bench_processes import answer_lines, child_options
+from webhookd.devtools.processes import answer_lines, child_options
 
 POLL_INTERVAL_SECONDS = 0.02
 WAITING = "select count(*) as waiting from procrastinate_jobs where status in ('todo', 'doing')"

@@ -1,6 +1,6 @@
 // graphile-worker with a job for each POST: the settings that its documentation recommends for speed (local queue,
 // batched completion), and kept-alive TLS connections of undici or of node:https.
-// Speaks the line protocol of webhookd/devtools/bench_processes.py.
+// Speaks the line protocol of webhookd/devtools/processes.py.
 
 import { readFileSync } from "node:fs";
 import { Agent, request } from "node:https";

@@ -11,7 +11,7 @@ from tests.bench.bed import Bed
 from tests.bench.pipeline import daemons_running, make_daemon
 from tests.bench.scale import Numbers, measure_sides
 from tests.support.postgres import free_port
-from webhookd.devtools.bench_processes import Child, python_module
+from webhookd.devtools.processes import Child, python_module
 
 CLIENTS = 64
 BATCH_CLIENTS = 4

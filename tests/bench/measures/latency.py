@@ -12,7 +12,7 @@ from tests.bench.measures.variants import rate
 from tests.bench.pipeline import Pipeline, event_type, pipeline
 from tests.bench.scale import SUBSCRIPTIONS, Numbers, alternate
 from webhookd.devtools.bench_load import Receiver, latencies_ms, percentile
-from webhookd.devtools.bench_processes import python_module
+from webhookd.devtools.processes import python_module
 
 SHARES = (10, 50, 90)
 # The first events meet connections that are still opening.

@@ -14,7 +14,7 @@ from tests.bench.pipeline import Pipeline, pipeline
 from tests.bench.scale import CONCURRENCY, Numbers, alternate
 from webhookd.devtools.bench_database import counters
 from webhookd.devtools.bench_load import PAYLOAD_BYTES
-from webhookd.devtools.bench_processes import memory_bytes, python_module
+from webhookd.devtools.processes import memory_bytes, python_module
 
 # The next transaction id: only transactions that write get one, and each of them is a durable commit. This is
 # exact; pg_stat_database is not, because a backend reports its counts with a delay.

@@ -15,7 +15,7 @@ from tests.bench.scale import SUBSCRIPTIONS, Numbers, measure_sides
 from tests.support.database import Database
 from tests.support.history import HISTORY, vacuum
 from webhookd.devtools.bench_load import payload
-from webhookd.devtools.bench_processes import memory_bytes
+from webhookd.devtools.processes import memory_bytes
 
 SLOW_MILLISECONDS = 200
 SLOW_CONCURRENCY = 100

@@ -23,7 +23,7 @@ from webhookd.devtools.bench_load import (
     percentile,
     receiver_process,
 )
-from webhookd.devtools.bench_processes import (
+from webhookd.devtools.processes import (
     TICKS_PER_SECOND,
     ChildFailed,
     ProcessStat,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from webhookd.devtools.bench_processes import Processors, Sample, between
 from webhookd.devtools.bench_report import Limit, limit, size
+from webhookd.devtools.processes import Processors, Sample, between
 
 
 @pytest.mark.parametrize(
