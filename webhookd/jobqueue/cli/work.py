@@ -286,9 +286,7 @@ class CommandWorker:
         if not claiming.done():
             claiming.cancel()
             await asyncio.wait([claiming])
-            # A response that had already arrived carries a job, which would else wait for the end of its
-            # lease.
-            return None if claiming.cancelled() or claiming.exception() else claiming.result()
+            return None
         return claiming.result()
 
     async def _claim(self) -> Answer:
