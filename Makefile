@@ -3,7 +3,7 @@
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test nightly machine executors history faults bench bench-quick ingest docs lock format clean
+.PHONY: help test nightly machine executors history faults bench bench-quick ingest instructions docs lock format clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ bench-quick: $(BENCH_STAMP) ## Run the same benchmarks with small numbers: 3 min
 
 ingest: ## Measure single events from 1 to 500 concurrent clients, also while the database is down
 	$(ENVIRONMENT)/bin/python -m tests.bench.ingest
+
+instructions: ## Count PostgreSQL's instructions, WAL and buffers per delivery in each stage (INSTRUCTIONS="--batch 1")
+	$(ENVIRONMENT)/bin/python -m tests.bench.instructions $(INSTRUCTIONS)
 
 docs: ## Write docs/settings.md and docs/cli.md from the code
 	$(ENVIRONMENT)/bin/python -m tests.support.reference

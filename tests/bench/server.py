@@ -32,10 +32,6 @@ class DurableServer(LocalServer):
         super().__init__(installation_near(NEWEST), durable=True)
 
     @property
-    def version(self) -> str:
-        return self._installation.version
-
-    @property
     def log_path(self) -> Path:
         assert self._folder is not None, "the server is not running"
         return self._folder / "log"

@@ -25,6 +25,16 @@ def installation_near(major: int) -> Installation:
     return min(found, key=lambda installation: abs(installation.major - major))
 
 
+def installation_of(major: int) -> Installation:
+    """Return the preferred installation of a major version; raises LookupError if there is none."""
+    found = list(itertools.chain(local_installations(), wheel_installations()))
+    for installation in found:
+        if installation.major == major:
+            return installation
+    versions = ", ".join(installation.version for installation in found) or "none"
+    raise LookupError(f"PostgreSQL {major} was not found; found: {versions}")
+
+
 def local_installations() -> Iterator[Installation]:
     """Yield the installations of this machine, those in PATH first."""
     seen: set[Path] = set()

@@ -158,6 +158,7 @@ class LocalServer(Server):
         self._installation = installation
         self._durable = durable
         self._settings = dict(settings or {})  # in addition to the tests' own
+        self._wrapper: list[str] = []  # a command that runs the server, such as valgrind
         self._password = secrets.token_hex(16)
         self._account: Account | None = None
         self._folder: Path | None = None
@@ -168,6 +169,11 @@ class LocalServer(Server):
         """The process id of the running server."""
         assert self._process is not None, "the server is not running"
         return self._process.pid
+
+    @property
+    def version(self) -> str:
+        """The full version, such as 15.8."""
+        return self._installation.version
 
     def start(self) -> None:
         """Create a new database cluster and start its server."""
@@ -242,7 +248,7 @@ class LocalServer(Server):
             "port": str(port),
             "unix_socket_directories": str(folder),
         }
-        command = [self._installation.program("postgres"), "-D", str(folder / "data")]
+        command = [*self._wrapper, self._installation.program("postgres"), "-D", str(folder / "data")]
         with open_log(folder) as log:
             self._process = start_program(
                 [*command, *setting_arguments(settings)], self._account, folder, log.fileno()
