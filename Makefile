@@ -41,7 +41,7 @@ $(BENCH_STAMP): tests/bench/requirements.lock $(GRAPHILE)/package-lock.json
 	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench.node
 	touch $@
 
-bench: $(BENCH_STAMP) ## Benchmark webhookd against its peers and goals, five rounds: 45 minutes (BENCH="--only idle")
+bench: $(BENCH_STAMP) ## Benchmark webhookd against its peers and goals, five rounds: 45 minutes (BENCH="--only idle --postgres 15")
 	$(BENCH_ENVIRONMENT)/bin/python -m tests.bench $(BENCH)
 
 bench-quick: $(BENCH_STAMP) ## Run the same benchmarks with small numbers: 3 minutes

@@ -23,6 +23,8 @@ from tests.bench.measures import fan_out, ingest, latency, throughput, variants
 from tests.bench.rows import ROWS, Line, lines, markdown_table, plain_table
 from tests.bench.scale import QUICK, SUBSCRIPTIONS, Numbers, Scale
 from tests.support import history
+from tests.support.installations import installation_near, installation_of
+from webhookd.embedded.installation import Installation
 
 Measure = Callable[[Bed, int], Awaitable[Numbers]]
 
@@ -40,6 +42,7 @@ MEASURES: dict[str, Measure] = {
     "fan-out": fan_out.fan_out,
 }
 SHORTEST_HISTORY = history.SUBSCRIPTIONS * history.FEW_LETTERS
+NEWEST = 99  # major version of PostgreSQL
 # Long enough to write a history of ten million sagas.
 ROUND_TIMEOUT_SECONDS = 3600
 
@@ -62,7 +65,7 @@ def main() -> int:
     # SIGTERM ends the children as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return uvloop.run(run(given.only or list(MEASURES), rounds, scale, given.output))
+        return uvloop.run(run(given.only or list(MEASURES), rounds, scale, given.output, given.postgres))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
@@ -88,6 +91,13 @@ def arguments() -> argparse.Namespace:
         help="finished deliveries in the long history (default: 1 million)",
     )
     parser.add_argument(
+        "--postgres",
+        type=installation,
+        default=installation_near(NEWEST),
+        metavar="MAJOR",
+        help="major version of PostgreSQL, such as 15 or 18 (default: the newest found)",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         default=Path("bench-results"),
@@ -104,6 +114,14 @@ def positive(text: str) -> int:
     return number
 
 
+def installation(text: str) -> Installation:
+    """Find the PostgreSQL of this major version, on this machine or in the wheel."""
+    try:
+        return installation_of(positive(text))
+    except LookupError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def history_size(text: str) -> int:
     """Parse a size that tests/support/history.py can divide among its subscriptions."""
     number = positive(text)
@@ -112,10 +130,10 @@ def history_size(text: str) -> int:
     return number
 
 
-async def run(names: Sequence[str], rounds: int, scale: Scale, folder: Path) -> int:
+async def run(names: Sequence[str], rounds: int, scale: Scale, folder: Path, postgres: Installation) -> int:
     """Run all rounds of each measure and write the results. Returns the exit status."""
     outcomes: dict[str, Outcome] = {}
-    async with open_bed(scale) as bed:
+    async with open_bed(scale, postgres) as bed:
         found = machine.facts(bed.server.version, bed.receiver.name)
         print(machine.caption(found), flush=True)
         for name in names:

@@ -18,6 +18,7 @@ from tests.support.certificates import Certificates
 from tests.support.database import Cluster, Database
 from webhookd.devtools.bench_load import Receiver, ReceiverProcess, receiver_process
 from webhookd.devtools.processes import Child, start_child
+from webhookd.embedded.installation import Installation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,9 +66,9 @@ class Bed:
 
 
 @contextlib.asynccontextmanager
-async def open_bed(scale: Scale) -> AsyncIterator[Bed]:
+async def open_bed(scale: Scale, postgres: Installation) -> AsyncIterator[Bed]:
     """Start the server and the receivers."""
-    server = DurableServer()
+    server = DurableServer(postgres)
     with tempfile.TemporaryDirectory(prefix="webhookd-bench-") as name:
         folder = Path(name)
         # If root starts nginx, its worker runs as another account.

@@ -1,12 +1,11 @@
-"""The PostgreSQL of a run: the newest installed, durable, with the same settings for every contender."""
+"""The PostgreSQL of a run: durable, with the same settings for every contender."""
 
 import re
 from pathlib import Path
 
-from tests.support.installations import installation_near
 from tests.support.postgres import LocalServer
+from webhookd.embedded.installation import Installation
 
-NEWEST = 99
 # The first settings that an administrator of such a machine would change. Durability is PostgreSQL's default:
 # LocalServer leaves fsync, synchronous_commit and full_page_writes on.
 SETTINGS = {
@@ -28,8 +27,8 @@ STATEMENT = re.compile(rb"^[^\t\n]*LOG:  (?:execute|statement)\b", re.MULTILINE)
 class DurableServer(LocalServer):
     """Started once per run. Statements are counted in its log: the wheel has no pg_stat_statements."""
 
-    def __init__(self) -> None:
-        super().__init__(installation_near(NEWEST), durable=True)
+    def __init__(self, installation: Installation) -> None:
+        super().__init__(installation, durable=True)
 
     @property
     def log_path(self) -> Path:
