@@ -180,7 +180,8 @@ def notes(scale: Scale) -> str:
         "with warm processes. The spread is the minimum and maximum of the rounds; a ratio compares the two "
         f"sides of the same round. The long history has {scale.history:,} finished deliveries, the long "
         f"backlog {scale.backlog:,} events. WAL is everything that the server wrote from before publishing "
-        "to the end, including events, payloads and indexes; processor time excludes publishing. Arrival "
+        "to the end, including events, payloads and indexes. Processor time is per delivery, from the commit "
+        "to the end, of all processes: those of the contender, then those of PostgreSQL. Arrival "
         "times under load come from the receiver: nginx reports whole milliseconds."
     )
 

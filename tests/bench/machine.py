@@ -54,7 +54,7 @@ def caption(found: dict[str, str | int]) -> str:
     ]
     return (
         f"{found['cores']} cores ({found['processor']}) shared by all parts, "
-        f"{found['memory_gib']} GiB of memory, {found['system']}; "
+        f"{found['memory_gib']} GiB of memory, {found['system']}; receiver: {found['receiver']}; "
         f"PostgreSQL {found['postgresql']}, durable; Python {found['python']}; "
         f"{', '.join(versions)}."
     )
@@ -80,12 +80,17 @@ def system_name(os_release: str) -> str:
 
 def tree_processor_seconds(root_id: int) -> float:
     """Processor time of a process, its children, and the ended children of all of them."""
+    return tree_ticks(root_id, running_processes()) / TICKS_PER_SECOND
+
+
+def running_processes() -> dict[int, ProcessStat]:
+    """All processes by their ids, including ended ones that their parents have not waited for yet."""
     processes: dict[int, ProcessStat] = {}
     for folder in PROC.iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):  # it ended meanwhile
                 processes[int(folder.name)] = parse_stat((folder / "stat").read_text())
-    return tree_ticks(root_id, processes) / TICKS_PER_SECOND
+    return processes
 
 
 def tree_ticks(root_id: int, processes: Mapping[int, ProcessStat]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.rows import ROWS, Line
+from tests.bench.rows import RATE, ROWS, Line
 
 OURS, PEERS, LIMIT = "#1f6f8b", "#b8b8b8", "#e0a030"
 
@@ -17,7 +17,9 @@ def draw(lines: Sequence[Line], caption: str, path: Path) -> bool:
     except ImportError:
         return False
     by_label = {line.label: line for line in lines if line.summary is not None}
-    throughput = [by_label[row.label] for row in ROWS["throughput"][:6] if row.label in by_label]
+    throughput = [
+        by_label[row.label] for row in ROWS["throughput"] if row.unit == RATE and row.label in by_label
+    ]
     latency = [by_label[row.label] for row in (*ROWS["idle"], *ROWS["latency"]) if row.label in by_label]
     if not throughput and not latency:
         return False

@@ -77,6 +77,17 @@ class Row:
     unit: Unit
     under: str | None = None
     goal: Goal | None = None
+    contender: bool = False  # shows the processor time of the contender `over` beside its rate
+
+
+def own_processor(contender: str) -> str:
+    """The name of the number: processor seconds per delivery, of the contender's own processes."""
+    return f"{contender} processor"
+
+
+def server_processor(contender: str) -> str:
+    """The name of the number: processor seconds per delivery, of all processes of PostgreSQL."""
+    return f"{contender} PostgreSQL processor"
 
 
 class Line(NamedTuple):
@@ -87,6 +98,7 @@ class Line(NamedTuple):
     summary: Summary | None
     goal: Goal | None
     note: str
+    processor: str = ""  # per delivery: the contender's own, and PostgreSQL's
 
     @property
     def verdict(self) -> str:
@@ -100,12 +112,12 @@ class Line(NamedTuple):
 
 ROWS: dict[str, tuple[Row, ...]] = {
     "throughput": (
-        Row("bare aiohttp + uvloop loop, no database", "bare", RATE),
-        Row("webhookd, commit to Completed", "webhookd", RATE),
-        Row("graphile-worker, undici", "graphile", RATE),
-        Row("graphile-worker, node:https", "graphile https", RATE),
-        Row("pgqueuer", "pgqueuer", RATE),
-        Row("procrastinate", "procrastinate", RATE),
+        Row("bare aiohttp + uvloop loop, no database", "bare", RATE, contender=True),
+        Row("webhookd, commit to Completed", "webhookd", RATE, contender=True),
+        Row("graphile-worker, undici", "graphile", RATE, contender=True),
+        Row("graphile-worker, node:https", "graphile https", RATE, contender=True),
+        Row("pgqueuer", "pgqueuer", RATE, contender=True),
+        Row("procrastinate", "procrastinate", RATE, contender=True),
         Row("end to end ÷ bare loop", "webhookd", RATIO, "bare", at_least(0.70)),
         Row("end to end ÷ graphile-worker, undici", "webhookd", RATIO, "graphile", at_least(1.0)),
         Row("end to end ÷ graphile-worker, node:https", "webhookd", RATIO, "graphile https", at_least(1.0)),
@@ -114,9 +126,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("SQL statements per delivery", "statements", COUNT, goal=at_most(0.1)),
         Row("commits that write, per delivery", "commits", COUNT),
         Row("WAL per delivery, publishing included", "wal", KILOBYTES, goal=at_most(3.5)),
-        Row("processor per delivery, daemon", "daemon processor", MICROSECONDS),
-        Row("processor per delivery, PostgreSQL", "server processor", MICROSECONDS),
-        Row("processor per POST, bare loop", "bare processor", MICROSECONDS),
+        Row("processor per delivery, daemon", own_processor("webhookd"), MICROSECONDS),
+        Row("processor per delivery, PostgreSQL", server_processor("webhookd"), MICROSECONDS),
         Row("resident memory of the daemon", "memory", MEGABYTES),
     ),
     "idle": (
@@ -199,11 +210,20 @@ def _line(
     over = [numbers[row.over] * row.unit.factor for numbers in complete]
     if row.under is not None:
         over = ratios(over, [numbers[row.under] * row.unit.factor for numbers in complete])
-    return Line(row.label, row.unit, summarize(over), row.goal, "")
+    processor = _processor(row.over, complete) if row.contender else ""
+    return Line(row.label, row.unit, summarize(over), row.goal, "", processor)
 
 
-HEADINGS = ("measure", "median", "spread", "goal", "")
-LEFT = (True, False, False, False, True)
+def _processor(contender: str, rounds: Sequence[Mapping[str, float]]) -> str:
+    """The medians of the contender and of PostgreSQL, such as `85 + 120 µs`."""
+    names = (own_processor(contender), server_processor(contender))
+    found = [[numbers[name] for numbers in rounds if name in numbers] for name in names]
+    medians = [f"{statistics.median(values) * MICROSECONDS.factor:,.0f}" for values in found if values]
+    return f"{' + '.join(medians)} {MICROSECONDS.name}" if medians else ""
+
+
+HEADINGS = ("measure", "median", "spread", "processor", "goal", "")
+LEFT = (True, False, False, False, False, True)
 
 
 def plain_table(lines: Sequence[Line]) -> str:
@@ -226,10 +246,10 @@ def markdown_table(lines: Sequence[Line]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _cells(line: Line) -> tuple[str, str, str, str, str]:
+def _cells(line: Line) -> tuple[str, ...]:
     goal = "" if line.goal is None else str(line.goal)
     if line.summary is None:
-        return line.label, "—", "", goal, line.verdict
+        return line.label, "—", "", "", goal, line.verdict
     median, minimum, maximum = (f"{value:,.{line.unit.digits}f}" for value in line.summary)
     unit = f" {line.unit.name}" if line.unit.name else ""
-    return line.label, f"{median}{unit}", f"{minimum} to {maximum}", goal, line.verdict
+    return line.label, f"{median}{unit}", f"{minimum} to {maximum}", line.processor, goal, line.verdict

@@ -8,6 +8,8 @@ from typing import TypeVar
 SUBSCRIPTIONS = 10
 # The default of webhookd, used for every contender.
 CONCURRENCY = 400
+# What a contender says when all work of a request is committed.
+COMMITTED = "committed"
 
 Side = TypeVar("Side")
 

@@ -5,14 +5,16 @@ with as many headers of the same lengths as a delivery of webhookd.
 """
 
 import asyncio
+import json
 import ssl
 import time
 
 import aiohttp
+import click
 import uvloop
 from yarl import URL
 
-from tests.bench.scale import CONCURRENCY
+from tests.bench.scale import COMMITTED, CONCURRENCY
 from webhookd.devtools.bench_load import payload
 from webhookd.devtools.processes import answer_lines, child_options
 
@@ -54,6 +56,11 @@ class Poster:
                 raise RuntimeError(f"the receiver answered {answer.status}")
 
 
+def say_committed() -> None:
+    """Say that all work is committed, before the answer: from now on, processor time counts."""
+    click.echo(json.dumps(COMMITTED))  # which flushes
+
+
 class Countdown:
     """Counts handled jobs. The peer's own bookkeeping may still follow."""
 
@@ -83,6 +90,7 @@ async def main() -> None:
             for number, body in bodies:
                 await poster.post(number, body)
 
+        say_committed()
         started = time.perf_counter()
         async with asyncio.TaskGroup() as slots:
             for _ in range(CONCURRENCY):

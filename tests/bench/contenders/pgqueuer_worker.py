@@ -10,7 +10,7 @@ from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgPoolDriver
 from pgqueuer.queries import Queries
 
-from tests.bench.contenders.bare import Countdown, Poster
+from tests.bench.contenders.bare import Countdown, Poster, say_committed
 from tests.bench.scale import CONCURRENCY
 from webhookd.devtools.bench_load import payload
 from webhookd.devtools.processes import answer_lines, child_options
@@ -39,6 +39,7 @@ async def main() -> None:
             bodies = [payload(number).encode() for number in range(count)]
             countdown.start(count)
             await queries.enqueue([ENTRYPOINT] * count, bodies, [0] * count)
+            say_committed()
             started = time.perf_counter()
             while not countdown.finished or await queries.queue_size():  # noqa: ASYNC110  polls the database
                 await asyncio.sleep(POLL_INTERVAL_SECONDS)

@@ -7,7 +7,7 @@ from typing import Any
 import uvloop
 from procrastinate import App, PsycopgConnector
 
-from tests.bench.contenders.bare import Countdown, Poster
+from tests.bench.contenders.bare import Countdown, Poster, say_committed
 from tests.bench.scale import CONCURRENCY
 from webhookd.devtools.bench_load import payload
 from webhookd.devtools.processes import answer_lines, child_options
@@ -36,6 +36,7 @@ async def main() -> None:
         countdown.start(count)
         jobs = [{"number": number, "body": payload(number)} for number in range(count)]
         await task.batch_defer_async(*jobs)
+        say_committed()
         started = time.perf_counter()
         while not countdown.finished or await waiting():  # noqa: ASYNC110  polls the database
             await asyncio.sleep(POLL_INTERVAL_SECONDS)

@@ -68,6 +68,7 @@ async function deliverAll(utils, count) {
   await utils.addJobs(
     Array.from({ length: count }, (_, number) => ({ identifier: "deliver", payload: { body: payload(number) } })),
   );
+  console.log(JSON.stringify("committed"));
   const started = performance.now();
   while (left > 0 || !(await queueIsEmpty())) {
     await new Promise((resolve) => setTimeout(resolve, POLL_INTERVAL_MILLISECONDS));

@@ -5,7 +5,7 @@ import statistics
 from typing import NamedTuple
 
 from tests.bench.bed import Bed
-from tests.bench.measures.throughput import command_of
+from tests.bench.measures.throughput import command_of, deliver
 from tests.bench.pipeline import Pipeline, pipeline
 from tests.bench.scale import Numbers, alternate
 
@@ -60,6 +60,6 @@ async def of_bare(bed: Bed) -> Numbers:
     command = command_of("bare")
     assert command is not None
     async with bed.child("bare", command, options) as process:
-        await process.request(bed.scale.warm_up)
-        seconds = [float(await process.request(bed.scale.fan_out)) for _ in range(REPEATS)]
+        await deliver(process, bed.scale.warm_up)
+        seconds = [await deliver(process, bed.scale.fan_out) for _ in range(REPEATS)]
     return {"fan-out bare": statistics.median(seconds)}

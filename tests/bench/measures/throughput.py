@@ -2,19 +2,28 @@
 
 Each has a warm process and, except for the bare loop, its own database. All work is committed at once, and
 the time runs from the commit until the database shows the last piece as done. The receiver's count must
-agree. For webhookd, the costs of a delivery are measured too.
+agree. The processor time of the contender and of PostgreSQL belongs to the same period. For webhookd, further
+costs of a delivery are measured.
 """
 
 import importlib.util
+from collections.abc import Callable
 
 from tests.bench.bed import Bed
-from tests.bench.machine import tree_processor_seconds
+from tests.bench.machine import running_processes, tree_ticks
 from tests.bench.node import graphile_command
 from tests.bench.pipeline import Pipeline, pipeline
-from tests.bench.scale import CONCURRENCY, Numbers, alternate
+from tests.bench.rows import own_processor, server_processor
+from tests.bench.scale import COMMITTED, CONCURRENCY, Numbers, alternate
 from webhookd.devtools.bench_database import counters
 from webhookd.devtools.bench_load import PAYLOAD_BYTES
-from webhookd.devtools.processes import memory_bytes, python_module
+from webhookd.devtools.processes import (
+    ANSWER_TIMEOUT_SECONDS,
+    TICKS_PER_SECOND,
+    Child,
+    memory_bytes,
+    python_module,
+)
 
 # The next transaction id: only transactions that write get one, and each of them is a durable commit. This is
 # exact; pg_stat_database is not, because a backend reports its counts with a delay.
@@ -44,8 +53,41 @@ def command_of(contender: str) -> list[str] | None:
     return python_module(f"tests.bench.contenders.{contender}_worker")
 
 
+class ProcessorMeters:
+    """Processor time of a contender and of PostgreSQL, all their processes, from commit to completion."""
+
+    def __init__(self, contender_id: int, server_id: int) -> None:
+        self._process_ids = (contender_id, server_id)
+        self._started = (0.0, 0.0)
+
+    def start(self) -> None:
+        """Call when all work is committed: publishing does not count."""
+        self._started = self._read()
+
+    def numbers(self, contender: str, deliveries: int) -> Numbers:
+        """Seconds per delivery."""
+        own, server = (
+            (now - started) / deliveries for now, started in zip(self._read(), self._started, strict=True)
+        )
+        return {own_processor(contender): own, server_processor(contender): server}
+
+    def _read(self) -> tuple[float, float]:
+        processes = running_processes()  # once for both, because it takes some milliseconds
+        own, server = (tree_ticks(it, processes) / TICKS_PER_SECOND for it in self._process_ids)
+        return own, server
+
+
+async def deliver(process: Child, deliveries: int, on_commit: Callable[[], None] = lambda: None) -> float:
+    """Have a contender make deliveries. Returns the seconds that it took after the commit."""
+    committed = await process.request(deliveries)
+    if committed != COMMITTED:
+        raise RuntimeError(f"expected {COMMITTED!r}, got {committed!r}")
+    on_commit()
+    return float(await process.read(ANSWER_TIMEOUT_SECONDS))
+
+
 async def of_child(bed: Bed, contender: str) -> Numbers:
-    """The rate of a contender that is a child process."""
+    """The rate and the processor time of a contender that is a child process."""
     command = command_of(contender)
     if command is None:
         bed.missing[contender] = "not installed"
@@ -63,15 +105,17 @@ async def of_child(bed: Bed, contender: str) -> Numbers:
             "client": NODE_CLIENTS.get(contender),
         }
         async with bed.child(contender.split(maxsplit=1)[0], command, options) as process:
-            await process.request(warm_up)
+            await deliver(process, warm_up)
             before = await bed.receiver.requests()
-            used = tree_processor_seconds(process.process_id)
-            seconds = await process.request(deliveries)
-            used = tree_processor_seconds(process.process_id) - used
+            meters = ProcessorMeters(process.process_id, bed.server.process_id)
+            seconds = await deliver(process, deliveries, on_commit=meters.start)
+            numbers = meters.numbers(contender, deliveries)
             arrived = await bed.receiver.requests() - before
     if arrived != deliveries:
         raise RuntimeError(f"{contender} reported {deliveries} deliveries, but {arrived} arrived")
-    return {contender: deliveries / seconds, f"{contender} processor": used / deliveries}
+    if contender == "bare":
+        del numbers[server_processor(contender)]  # it has no database
+    return {contender: deliveries / seconds} | numbers
 
 
 async def of_webhookd(bed: Bed) -> Numbers:
@@ -87,21 +131,11 @@ async def costs_of_run(bed: Bed, running: Pipeline, deliveries: int) -> Numbers:
     """Run, and read the meters before and after. The WAL includes publishing, the processor time does not."""
     [daemon] = running.daemons
     before = await counters(running.observer)
-    meters = (daemon.process.pid, bed.server.process_id)
-    used: list[float] = []
-
-    def read_meters() -> None:
-        used[:] = [tree_processor_seconds(process_id) for process_id in meters]
-
-    seconds = await running.run(deliveries, on_commit=read_meters)
-    daemon_used, server_used = (
-        tree_processor_seconds(process_id) - earlier for process_id, earlier in zip(meters, used, strict=True)
-    )
-    return {
+    meters = ProcessorMeters(daemon.process.pid, bed.server.process_id)
+    seconds = await running.run(deliveries, on_commit=meters.start)
+    return meters.numbers("webhookd", deliveries) | {
         "webhookd": deliveries / seconds,
         "wal": ((await counters(running.observer)).wal_bytes - before.wal_bytes) / deliveries,
-        "daemon processor": daemon_used / deliveries,
-        "server processor": server_used / deliveries,
         "memory": float(memory_bytes(daemon.process.pid)),
     }
 

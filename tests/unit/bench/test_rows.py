@@ -14,8 +14,10 @@ from tests.bench.rows import (
     at_most,
     lines,
     markdown_table,
+    own_processor,
     plain_table,
     ratios,
+    server_processor,
     summarize,
 )
 from tests.bench.scale import alternate
@@ -89,19 +91,29 @@ def test_rounds_before_a_failure_count() -> None:
 
 def test_table_as_text_and_markdown() -> None:
     """Aligned columns; in Markdown every row has the same number of cells."""
-    rows = [RATIO_ROW, Row("theirs", "theirs", RATE), Row("peer", "peer", RATE)]
-    found = lines(rows, [{"ours": 1500.0, "theirs": 1000.0}], {"peer": "not installed"})
+    rows = [RATIO_ROW, *(Row(name, name, RATE, contender=True) for name in ("theirs", "peer"))]
+    numbers = {"ours": 1500.0, "theirs": 1000.0, own_processor("theirs"): 85e-6}
+    numbers |= {server_processor("theirs"): 120e-6}
+    found = lines(rows, [numbers], {"peer": "not installed"})
     assert plain_table(found).splitlines() == [
-        "measure          median          spread   goal",
-        "ours ÷ theirs      1.50    1.50 to 1.50  ≥ 0.7  met",
-        "theirs         1,000 /s  1,000 to 1,000",
-        "peer                  —                         not installed",
+        "measure          median          spread    processor   goal",
+        "ours ÷ theirs      1.50    1.50 to 1.50               ≥ 0.7  met",
+        "theirs         1,000 /s  1,000 to 1,000  85 + 120 µs",
+        "peer                  —                                      not installed",
     ]
     assert markdown_table(found).splitlines()[2:] == [
-        "| ours ÷ theirs | 1.50 | 1.50 to 1.50 | ≥ 0.7 | met |",
-        "| theirs | 1,000 /s | 1,000 to 1,000 |  |  |",
-        "| peer | — |  |  | not installed |",
+        "| ours ÷ theirs | 1.50 | 1.50 to 1.50 |  | ≥ 0.7 | met |",
+        "| theirs | 1,000 /s | 1,000 to 1,000 | 85 + 120 µs |  |  |",
+        "| peer | — |  |  |  | not installed |",
     ]
+
+
+def test_contender_without_a_database_has_one_processor_time() -> None:
+    """The medians of the rounds; a contender without numbers has none."""
+    row = Row("bare", "bare", RATE, contender=True)
+    rounds = [{"bare": 1.0, own_processor("bare"): it * 1e-6} for it in (80, 90, 400)]
+    assert lines([row], rounds, {})[0].processor == "90 µs"
+    assert lines([row], [{"bare": 1.0}], {})[0].processor == ""
 
 
 def test_labels_of_a_measure_are_unique() -> None:
