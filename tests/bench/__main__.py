@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +19,9 @@ import uvloop
 
 from tests.bench import machine, plot
 from tests.bench.bed import Bed, open_bed
+from tests.bench.idleness import MEAN_LIMIT_CORES, WINDOW_LIMIT_CORES, WINDOW_SECONDS, OtherLoad, watching
 from tests.bench.measures import fan_out, ingest, latency, throughput, variants
-from tests.bench.rows import ROWS, Line, lines, markdown_table, plain_table
+from tests.bench.rows import DISTURBED, ROWS, Line, lines, markdown_table, plain_table
 from tests.bench.scale import QUICK, SUBSCRIPTIONS, Numbers, Scale
 from tests.support import history
 from tests.support.installations import installation_near, installation_of
@@ -52,7 +53,13 @@ class Outcome:
     """The numbers of one measure, and why it stopped early."""
 
     rounds: list[Numbers] = field(default_factory=list)
+    other_loads: list[OtherLoad] = field(default_factory=list)  # of each round
     failure: str | None = None
+
+    @property
+    def busy_rounds(self) -> list[int]:
+        """The numbers, from 1, of the rounds during which the machine was not idle."""
+        return [number for number, load in enumerate(self.other_loads, 1) if not load.is_idle]
 
 
 def main() -> int:
@@ -142,10 +149,13 @@ async def run(names: Sequence[str], rounds: int, scale: Scale, folder: Path, pos
     all_lines = [
         line
         for name, outcome in outcomes.items()
-        for line in lines(ROWS[name], outcome.rounds, missing, outcome.failure)
+        for line in lines(
+            ROWS[name], outcome.rounds, missing, outcome.failure, disturbed=bool(outcome.busy_rounds)
+        )
     ]
-    write(folder, all_lines, found, scale, outcomes)
-    print(f"\n{plain_table(all_lines)}\n\n{notes(scale)}\nWritten to {folder}/")
+    footnotes = f"{idle_note(outcomes)}{notes(scale)}"
+    write(folder, all_lines, found, scale, outcomes, footnotes)
+    print(f"\n{plain_table(all_lines)}\n\n{footnotes}\nWritten to {folder}/")
     return 1 if any(outcome.failure for outcome in outcomes.values()) else 0
 
 
@@ -155,14 +165,18 @@ async def outcome_of(name: str, bed: Bed, rounds: int) -> Outcome:
     for number in range(rounds):
         started = time.monotonic()
         try:
-            async with asyncio.timeout(ROUND_TIMEOUT_SECONDS):
-                outcome.rounds.append(await MEASURES[name](bed, number))
+            async with asyncio.timeout(ROUND_TIMEOUT_SECONDS), watching() as watch:
+                numbers = await MEASURES[name](bed, number)
+                load = watch.load()
         except Exception as error:  # the other measures still run
             outcome.failure = failure_text(error)
             print(f"{name} {number + 1}/{rounds}: {outcome.failure}", file=sys.stderr, flush=True)
             break
-        numbers = ", ".join(f"{key} {value:.5g}" for key, value in outcome.rounds[-1].items())
-        print(f"{name} {number + 1}/{rounds} ({time.monotonic() - started:.0f} s): {numbers}", flush=True)
+        outcome.rounds.append(numbers)
+        outcome.other_loads.append(load)
+        mark = "" if load.is_idle else f", not idle: {load}"
+        text = ", ".join(f"{key} {value:.5g}" for key, value in numbers.items())
+        print(f"{name} {number + 1}/{rounds} ({time.monotonic() - started:.0f} s{mark}): {text}", flush=True)
     return outcome
 
 
@@ -170,6 +184,20 @@ def failure_text(error: Exception) -> str:
     """One short line for a cell of the table."""
     words = [type(error).__name__, *str(error).strip().splitlines()[:1]]
     return f"failed: {': '.join(words)}"[:200]
+
+
+def idle_note(outcomes: Mapping[str, Outcome]) -> str:
+    """The footnote of marked lines; empty if the machine was idle in all rounds."""
+    busy = {name: outcome.busy_rounds for name, outcome in outcomes.items() if outcome.busy_rounds}
+    if not busy:
+        return ""
+    loads = [load for outcome in outcomes.values() for load in outcome.other_loads]
+    rounds = "; ".join(f"{name}: {', '.join(map(str, numbers))}" for name, numbers in busy.items())
+    return (
+        f"{DISTURBED} The machine was not idle in these rounds ({rounds}): other processes used more than "
+        f"{MEAN_LIMIT_CORES:g} cores on average or {WINDOW_LIMIT_CORES:g} for {WINDOW_SECONDS:g} s, at most "
+        f"{max(load.mean_cores for load in loads):.2f} and {max(load.peak_cores for load in loads):.2f}. "
+    )
 
 
 def notes(scale: Scale) -> str:
@@ -192,16 +220,20 @@ def write(
     found: dict[str, str | int],
     scale: Scale,
     outcomes: dict[str, Outcome],
+    footnotes: str,
 ) -> None:
     """Write the table as text and Markdown, all numbers as JSON, and the chart."""
     folder.mkdir(parents=True, exist_ok=True)
     caption = machine.caption(found)
-    (folder / "table.txt").write_text(f"{caption}\n\n{plain_table(all_lines)}\n\n{notes(scale)}\n")
-    (folder / "table.md").write_text(f"{markdown_table(all_lines)}\n\n{caption} {notes(scale)}\n")
+    (folder / "table.txt").write_text(f"{caption}\n\n{plain_table(all_lines)}\n\n{footnotes}\n")
+    (folder / "table.md").write_text(f"{markdown_table(all_lines)}\n\n{caption} {footnotes}\n")
     raw = {
         "machine": found,
         "scale": dataclasses.asdict(scale),
-        "measures": {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()},
+        "measures": {
+            name: dataclasses.asdict(outcome) | {"rounds_not_idle": outcome.busy_rounds}
+            for name, outcome in outcomes.items()
+        },
     }
     (folder / "results.json").write_text(json.dumps(raw, indent=2) + "\n")
     plot.draw(all_lines, caption, folder / "results.png")

@@ -99,6 +99,7 @@ class Line(NamedTuple):
     goal: Goal | None
     note: str
     processor: str = ""  # per delivery: the contender's own, and PostgreSQL's
+    disturbed: bool = False  # the machine was not idle in at least one round
 
     @property
     def verdict(self) -> str:
@@ -193,9 +194,11 @@ def lines(
     rounds: Sequence[Mapping[str, float]],
     missing: Mapping[str, str],
     failure: str | None = None,
+    *,
+    disturbed: bool = False,
 ) -> list[Line]:
     """The lines of one measure, from its rounds or with the reason why there are none."""
-    return [_line(row, rounds, missing, failure) for row in rows]
+    return [_line(row, rounds, missing, failure)._replace(disturbed=disturbed) for row in rows]
 
 
 def _line(
@@ -222,6 +225,8 @@ def _processor(contender: str, rounds: Sequence[Mapping[str, float]]) -> str:
     return f"{' + '.join(medians)} {MICROSECONDS.name}" if medians else ""
 
 
+# Beside a number from a machine that was not idle; a footnote explains it.
+DISTURBED = "†"
 HEADINGS = ("measure", "median", "spread", "processor", "goal", "")
 LEFT = (True, False, False, False, False, True)
 
@@ -252,4 +257,5 @@ def _cells(line: Line) -> tuple[str, ...]:
         return line.label, "—", "", "", goal, line.verdict
     median, minimum, maximum = (f"{value:,.{line.unit.digits}f}" for value in line.summary)
     unit = f" {line.unit.name}" if line.unit.name else ""
-    return line.label, f"{median}{unit}", f"{minimum} to {maximum}", line.processor, goal, line.verdict
+    label = f"{line.label} {DISTURBED}" if line.disturbed else line.label
+    return label, f"{median}{unit}", f"{minimum} to {maximum}", line.processor, goal, line.verdict

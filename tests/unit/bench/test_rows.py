@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.bench.__main__ import MEASURES, failure_text
+from tests.bench.__main__ import MEASURES, Outcome, failure_text, idle_note
+from tests.bench.idleness import OtherLoad
 from tests.bench.rows import (
     KILOBYTES,
     RATE,
@@ -106,6 +107,26 @@ def test_table_as_text_and_markdown() -> None:
         "| theirs | 1,000 /s | 1,000 to 1,000 | 85 + 120 µs |  |  |",
         "| peer | — |  |  |  | not installed |",
     ]
+
+
+def test_line_of_a_busy_machine_is_marked() -> None:
+    """If it has numbers; its label for the chart stays the same."""
+    rows = [RATIO_ROW, Row("peer", "peer", RATE)]
+    marked, missing = lines(rows, ROUNDS, {"peer": "not installed"}, disturbed=True)
+    assert marked.label == RATIO_ROW.label
+    assert [text.split("  ")[0] for text in plain_table([marked, missing]).splitlines()[1:]] == [
+        "ours ÷ theirs †",
+        "peer",
+    ]
+
+
+def test_footnote_names_the_rounds_that_were_not_idle() -> None:
+    """With the highest load; without such a round there is no footnote."""
+    idle, busy = OtherLoad(0.02, 0.05), OtherLoad(0.35, 0.9)
+    outcomes = {"throughput": Outcome([{}] * 3, [busy, idle, busy]), "idle": Outcome([{}], [idle])}
+    assert "(throughput: 1, 3)" in idle_note(outcomes)
+    assert "at most 0.35 and 0.90" in idle_note(outcomes)
+    assert idle_note({"idle": outcomes["idle"]}) == ""
 
 
 def test_contender_without_a_database_has_one_processor_time() -> None:
