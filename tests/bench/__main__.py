@@ -20,7 +20,7 @@ import uvloop
 from tests.bench import machine, plot
 from tests.bench.bed import Bed, open_bed
 from tests.bench.idleness import MEAN_LIMIT_CORES, WINDOW_LIMIT_CORES, WINDOW_SECONDS, OtherLoad, watching
-from tests.bench.measures import fan_out, ingest, latency, throughput, variants
+from tests.bench.measures import fan_out, ingest, latency, paced, throughput, variants
 from tests.bench.rows import DISTURBED, ROWS, Line, lines, markdown_table, plain_table
 from tests.bench.scale import QUICK, SUBSCRIPTIONS, Numbers, Scale
 from tests.support import history
@@ -33,6 +33,7 @@ MEASURES: dict[str, Measure] = {
     "throughput": throughput.throughput,
     "idle": latency.idle,
     "latency": latency.loaded,
+    "paced": paced.paced,
     "history": variants.history,
     "snapshot": variants.snapshot,
     "hanging": variants.hanging,
@@ -196,7 +197,7 @@ def idle_note(outcomes: Mapping[str, Outcome]) -> str:
     return (
         f"{DISTURBED} The machine was not idle in these rounds ({rounds}): other processes used more than "
         f"{MEAN_LIMIT_CORES:g} cores on average or {WINDOW_LIMIT_CORES:g} for {WINDOW_SECONDS:g} s, at most "
-        f"{max(load.mean_cores for load in loads):.2f} and {max(load.peak_cores for load in loads):.2f}. "
+        f"{max(load.mean_cores for load in loads):.2f} and {max(load.peak_cores for load in loads):.2f}.\n"
     )
 
 

@@ -8,6 +8,8 @@ from typing import TypeVar
 SUBSCRIPTIONS = 10
 # The default of webhookd, used for every contender.
 CONCURRENCY = 400
+# Deliveries per second of the measure `paced`.
+PACED_RATE = 350
 # What a contender says when all work of a request is committed.
 COMMITTED = "committed"
 
@@ -42,6 +44,7 @@ class Scale:
     backlog_seconds: float = 20.0
     idle_events: int = 200
     latency_seconds: float = 10.0
+    paced_seconds: float = 15.0
     load_seconds: float = 6.0
     fan_out: int = 1_000
 
@@ -63,6 +66,7 @@ QUICK = Scale(
     backlog_seconds=4.0,
     idle_events=40,
     latency_seconds=3.0,
+    paced_seconds=3.0,
     load_seconds=2.0,
 )
 
