@@ -144,6 +144,8 @@ class Connections:
         self._dialler = dialler
         self._max_connections = max_connections
         self._max_response_bytes = max_response_bytes
+        # Kept: asyncio.get_running_loop() costs a system call in Python 3.11.
+        self._loop = asyncio.get_running_loop()
         # Idle connections by origin, most recently used last. That one is reused first; a surplus grows old.
         self._idle: dict[Origin, list[tuple[float, Exchange]]] = {}
         self._idle_count = 0
@@ -177,7 +179,7 @@ class Connections:
         async with asyncio.timeout_at(deadline):
             exchange = await self._dialler.dial(origin, self._max_response_bytes, deadline)
         # aiohappyeyeballs may swallow a cancellation that arrives while it ends its other dials.
-        is_late = asyncio.get_running_loop().time() >= deadline
+        is_late = self._loop.time() >= deadline
         if is_late or self.is_closed:
             exchange.abort()
             if is_late:
@@ -205,7 +207,7 @@ class Connections:
     def _take(self, origin: Origin) -> Exchange | None:
         """Take an idle connection, or make room for a new one."""
         idle = self._idle.get(origin)
-        oldest = asyncio.get_running_loop().time() - _KEEPALIVE_SECONDS
+        oldest = self._loop.time() - _KEEPALIVE_SECONDS
         while idle:
             idle_since, exchange = idle.pop()
             self._idle_count -= 1
@@ -224,19 +226,17 @@ class Connections:
         elif self.is_closed or self._is_retired:
             exchange.close()
         else:
-            loop = asyncio.get_running_loop()
-            self._idle.setdefault(origin, []).append((loop.time(), exchange))
+            self._idle.setdefault(origin, []).append((self._loop.time(), exchange))
             self._idle_count += 1
             if self._sweep is None:
-                self._sweep = loop.call_later(_KEEPALIVE_SECONDS, self._close_old)
+                self._sweep = self._loop.call_later(_KEEPALIVE_SECONDS, self._close_old)
 
     def _close_old(self) -> None:
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - _KEEPALIVE_SECONDS
+        oldest = self._loop.time() - _KEEPALIVE_SECONDS
         for origin, idle in list(self._idle.items()):
             while idle and idle[0][0] <= oldest:
                 idle.pop(0)[1].close()
                 self._idle_count -= 1
             if not idle:
                 del self._idle[origin]
-        self._sweep = loop.call_later(_KEEPALIVE_SECONDS / 4, self._close_old) if self._idle else None
+        self._sweep = self._loop.call_later(_KEEPALIVE_SECONDS / 4, self._close_old) if self._idle else None

@@ -48,6 +48,9 @@ class Exchange(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._over: asyncio.Future[None] | None = None  # done when the current exchange has ended
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None  # ends at `_timer_at`; one exchange after another uses it
+        self._timer_at = 0.0
         self._writable: asyncio.Future[None] | None = None  # set while the peer does not read
         self._reset()
 
@@ -89,7 +92,7 @@ class Exchange(asyncio.Protocol):
             raise RequestFailed(Failure.CONNECT_FAILED)
         self._reset()
         over = self._over = self._loop.create_future()
-        timer = self._loop.call_at(deadline, self._end, TimeoutError())
+        self._set_deadline(deadline)
         is_sent = False
         try:
             if len(body) <= _PIECE_BYTES:
@@ -99,7 +102,6 @@ class Exchange(asyncio.Protocol):
                 is_sent = await self._write_in_pieces(transport, over, head, body)
             await over
         finally:
-            timer.cancel()
             self._over = None
             if not is_sent:
                 self._has_excess = True  # the endpoint would read the next request as the rest of this one
@@ -123,6 +125,25 @@ class Exchange(asyncio.Protocol):
                 await asyncio.sleep(0)
         return True
 
+    def _set_deadline(self, deadline: float) -> None:
+        """Make sure that the timer ends at the deadline or before it.
+
+        A timer per request took 1.1 µs. This one stays when its request ends, and starts again at its end.
+        """
+        self._deadline = deadline
+        if self._timer is None or deadline < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = deadline
+            self._timer = self._loop.call_at(deadline, self._timer_ended)
+
+    def _timer_ended(self) -> None:
+        self._timer = None
+        if self._over is not None and self._deadline > self._timer_at:
+            self._set_deadline(self._deadline)
+        else:
+            self._end(TimeoutError())
+
     def close(self) -> None:
         """Close with an orderly TLS shutdown."""
         if self._transport is not None:
@@ -140,6 +161,8 @@ class Exchange(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
         del self._parser  # breaks the reference cycle between parser and protocol
         if isinstance(error, ssl.SSLError):
             # In TLS 1.3 the peer may reject the handshake after it has ended on our side.
