@@ -3,26 +3,25 @@
 import logging
 import time
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
 from webhookd.context import Context
 from webhookd.deliveries.attempts import Lease, Message, Report
 from webhookd.outbound.client import GuardedClient
-from webhookd.outbound.endpoint import EndpointProblem, check_headers
+from webhookd.outbound.endpoint import (
+    EndpointProblem,
+    Request,
+    Target,
+    check_headers,
+    header_line,
+    request_to,
+    target_of,
+)
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import sign
 
 log = logging.getLogger(__name__)
-
-
-class Request(NamedTuple):
-    """One POST."""
-
-    url: str
-    headers: dict[str, str]
-    body: bytes
 
 
 class Sender:
@@ -48,9 +47,7 @@ class Sender:
             log.exception("cannot build the request of an attempt", extra={"job_id": lease.job_id})
             outcome = Outcome(None, Failure.INTERNAL.value, 0)
         else:
-            outcome = await self._client.post(
-                request.url, request.headers, request.body, settings.timeout_seconds
-            )
+            outcome = await self._client.send(request, settings.timeout_seconds)
         self._record(lease, message, outcome)
         return Report(
             lease.job_id,
@@ -97,26 +94,25 @@ def build_request(lease: Lease, message: Message, timestamp: int) -> Request:
     """Sign the exact payload bytes (Standard Webhooks). Retries and requeues have the same id. Pure."""
     body = message.payload.encode()
     message_id = f"evt_{lease.event_id}"
-    # The subscription's own headers come first: none of them can replace ours.
-    headers = _custom_headers(message.headers) | {
-        "webhook-id": message_id,
-        "webhook-timestamp": str(timestamp),
-        "webhook-signature": sign(message.secrets, message_id, timestamp, body),
-        "webhook-event-type": message.event_type,
-        "webhook-attempt": str(lease.attempt),
-    }
+    lines = (
+        f"webhook-id: {message_id}\r\n"
+        f"webhook-timestamp: {timestamp}\r\n"
+        f"webhook-signature: {sign(message.secrets, message_id, timestamp, body)}\r\n"
+        f"webhook-attempt: {lease.attempt}\r\n"
+        f"{header_line('webhook-event-type', message.event_type)}"
+    )
     if message.correlation_id is not None:
-        headers["webhook-correlation-id"] = message.correlation_id
-    return Request(lease.callback_url, headers, body)
+        lines += header_line("webhook-correlation-id", message.correlation_id)
+    return request_to(_target(lease.callback_url, message.headers), lines, body)
 
 
-@lru_cache(maxsize=1024)  # few subscriptions are active at a time, and most have no headers
-def _custom_headers(stored: str) -> dict[str, str]:
-    headers = check_headers(msgspec.json.decode(stored, type=dict[str, str]))
+@lru_cache(maxsize=1024)  # few subscriptions are active at a time
+def _target(url: str, stored_headers: str) -> Target:
+    headers = check_headers(msgspec.json.decode(stored_headers, type=dict[str, str]))
     if isinstance(headers, EndpointProblem):
         # The API stores none of these, but a row may come from elsewhere, and some headers frame the request.
         raise ValueError(f"the subscription's headers cannot be sent: {headers.detail}")  # noqa: TRY004
-    return headers
+    return target_of(url, headers)
 
 
 def unreadable(lease: Lease) -> Report:

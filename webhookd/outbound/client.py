@@ -19,7 +19,7 @@ from typing import Self
 from webhookd.core.errors import ConfigurationError
 from webhookd.outbound.addresses import AddressPolicy, DialCounters, Guard, IPAddress
 from webhookd.outbound.dialling import Dialler, Lookup, Names, SystemLookup
-from webhookd.outbound.endpoint import Origin, head_of, target_of
+from webhookd.outbound.endpoint import Origin, Request, request_to, target_of
 from webhookd.outbound.exchange import Exchange, Response
 from webhookd.outbound.outcome import SUCCESS, Failure, Outcome, RequestFailed, retry_after_seconds
 
@@ -87,13 +87,19 @@ class GuardedClient:
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, deadline_seconds: float
     ) -> Outcome:
+        """Build and send one request, once."""
+        try:
+            request = request_to(target_of(url, headers), "", body)
+        except Exception:
+            log.exception("cannot build a request")
+            return Outcome(None, Failure.INTERNAL.value, 0)
+        return await self.send(request, deadline_seconds)
+
+    async def send(self, request: Request, deadline_seconds: float) -> Outcome:
         """Send one request, once. The deadline covers everything from DNS lookup to the body's last byte."""
         started = time.monotonic()
-        deadline = asyncio.get_running_loop().time() + deadline_seconds
         try:
-            target = target_of(url)
-            head = head_of(target, headers, len(body))
-            response = await self._connections.request(target.origin, head, body, deadline)
+            response = await self._connections.request(request, deadline_seconds)
         except TimeoutError:
             return _failed(Failure.TIMEOUT, started)
         except RequestFailed as failed:
@@ -155,8 +161,10 @@ class Connections:
         self._is_retired = False
         self.is_closed = False
 
-    async def request(self, origin: Origin, head: bytes, body: bytes, deadline: float) -> Response:
+    async def request(self, request: Request, deadline_seconds: float) -> Response:
         """Send one request, once; RequestFailed or TimeoutError if no status arrives by the deadline."""
+        origin, head, body = request
+        deadline = self._loop.time() + deadline_seconds
         if self.is_closed:
             raise RequestFailed(Failure.INTERNAL, "the client is closed")
         self._in_flight += 1

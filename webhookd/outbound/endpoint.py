@@ -9,7 +9,6 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 from urllib.parse import quote
@@ -111,10 +110,18 @@ class Origin(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A parsed URL, and the start of every request head that is sent to it."""
+    """A parsed URL, and the start of every request head that is sent to it with the same custom headers."""
 
     origin: Origin
-    head_start: str
+    head_start: bytes
+
+
+class Request(NamedTuple):
+    """One POST as bytes, and where to send it."""
+
+    origin: Origin
+    head: bytes
+    body: bytes
 
 
 class _InvalidUrl(Exception):
@@ -152,8 +159,7 @@ def check_headers(given: Mapping[str, str]) -> dict[str, str] | EndpointProblem:
     return dict(given)
 
 
-@lru_cache(maxsize=1024)  # the same few subscriptions are sent to again and again
-def target_of(url: str) -> Target:
+def target_of(url: str, headers: Mapping[str, str]) -> Target:
     """Parse a stored URL; ValueError if the API could not have stored it."""
     parts = _STORED_URL.fullmatch(url)
     port = int(parts["port"] or HTTPS_PORT) if parts else 0
@@ -167,19 +173,24 @@ def target_of(url: str) -> Target:
         "content-type: application/json\r\n"
         # Responses are never decompressed, so a decompression bomb stays small.
         "accept-encoding: identity\r\n"
+        f"{'' if 'accept' in map(str.lower, headers) else header_line('accept', '*/*')}"
+        f"{''.join(header_line(name, value) for name, value in headers.items())}"
     )
-    return Target(Origin(parts["v6"] or parts["host"], port), head_start)
+    return Target(Origin(parts["v6"] or parts["host"], port), head_start.encode())
 
 
-def head_of(target: Target, headers: Mapping[str, str], length: int) -> bytes:
-    """Build the request head; ValueError if a header contains a line end or a null character."""
-    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-    if "accept" not in map(str.lower, headers):
-        lines.append("accept: */*\r\n")
-    text = "".join(lines)
-    if not text.count("\r") == text.count("\n") == len(lines) or "\0" in text:
+def header_line(name: str, value: str) -> str:
+    """Return one line of a head; ValueError if it would end before its end."""
+    line = f"{name}: {value}"
+    if "\n" in line or "\r" in line or "\0" in line:
         raise ValueError("a header has a control character")
-    return f"{target.head_start}{text}content-length: {length}\r\n\r\n".encode()
+    return f"{line}\r\n"
+
+
+def request_to(target: Target, header_lines: str, body: bytes) -> Request:
+    """Build a request with further headers."""
+    further = f"{header_lines}content-length: {len(body)}\r\n\r\n"
+    return Request(target.origin, target.head_start + further.encode(), body)
 
 
 def _parse(text: str, policy: AddressPolicy) -> str:

@@ -134,7 +134,7 @@ async def test_handshake_uses_the_deadline_of_the_request(
     with Endpoint(certificates.good, Handshake.STALLED) as stalled:
         dialler = client._connections._dialler
         deadline = asyncio.get_running_loop().time() + SHORT_DEADLINE_SECONDS
-        origin = target_of(stalled.url()).origin
+        origin = target_of(stalled.url(), {}).origin
         async with asyncio.timeout(DEADLINE_SECONDS):
             with pytest.raises(TimeoutError):
                 await dialler.dial(origin, 1000, deadline)
@@ -186,7 +186,7 @@ def test_dial_cancelled_as_its_handshake_ends_is_not_an_error(
 
     async def give_up() -> None:
         client = GuardedClient(ClientOptions(AddressPolicy.of(LOOPBACK), tls), names)
-        origin = target_of(endpoint.url()).origin
+        origin = target_of(endpoint.url(), {}).origin
         dial = client._connections._dialler.dial(origin, 1000, loop.time() + DEADLINE_SECONDS)
         loop.dialling = asyncio.ensure_future(dial)
         with pytest.raises(asyncio.CancelledError):
