@@ -5,6 +5,7 @@ import hmac
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -27,11 +28,9 @@ class SignatureProblem(StrEnum):
 
 def sign(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes) -> str:
     """Make the value of `webhook-signature`: one `v1,…` per secret, in the order given (newest first)."""
-    # Keys are not cached: this takes 2.9 µs for 400 bytes plus 0.4 µs to decode the secret; copying a
-    # precomputed HMAC takes 2.3 µs. Either is less than a hundredth of a POST.
     # Our own ids are ASCII, but a received header, when verifying, may hold any bytes.
     signed = b"%s.%d.%s" % (message_id.encode("utf-8", "surrogateescape"), timestamp, body)
-    return " ".join(f"v1,{_base64(hmac.digest(_key(secret), signed, 'sha256'))}" for secret in secrets)
+    return " ".join([_signature(secret, signed) for secret in secrets])
 
 
 def verify(
@@ -76,11 +75,14 @@ def challenge_in(body: bytes) -> str | None:
         return None
 
 
-def _key(secret: str) -> bytes:
+def _signature(secret: str, signed: bytes) -> str:
+    mac = _mac(secret).copy()
+    mac.update(signed)
+    return f"v1,{binascii.b2a_base64(mac.digest(), newline=False).decode('ascii')}"
+
+
+@lru_cache(maxsize=1024)  # copying it takes 1.3 µs; decoding a key and hmac.digest() 2.1 µs
+def _mac(secret: str) -> hmac.HMAC:
     if not secret.startswith(SECRET_PREFIX):
         raise ValueError(f"a signing secret must start with {SECRET_PREFIX}")
-    return binascii.a2b_base64(secret[len(SECRET_PREFIX) :], strict_mode=True)
-
-
-def _base64(digest: bytes) -> str:
-    return binascii.b2a_base64(digest, newline=False).decode("ascii")
+    return hmac.new(binascii.a2b_base64(secret[len(SECRET_PREFIX) :], strict_mode=True), digestmod="sha256")
