@@ -151,7 +151,8 @@ async def test_failed_load_is_repeated_and_each_attempt_sent_once(
             await until(flow.daemon, f"select ({FAILED}) = 6")
             await worker.drain(CONDITION_TIMEOUT_SECONDS)
     assert next(failures, None) is None
-    assert parts.metrics.attempts.labels("ADDRESS_BLOCKED")._value.get() == 6
+    blocked = {"outcome": "ADDRESS_BLOCKED"}
+    assert parts.metrics.registry.get_sample_value("webhookd_delivery_attempts_total", blocked) == 6
     assert worker.in_flight == 0
 
 

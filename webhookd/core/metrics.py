@@ -1,20 +1,23 @@
 """Counters and gauges for Prometheus, in the daemon's own registry. Nothing here uses the database."""
 
 import math
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     Info,
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from webhookd import __version__
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
@@ -23,7 +26,7 @@ from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # From the milliseconds of a local endpoint to a long timeout.
-DURATIONS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30)
+DURATIONS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, math.inf)
 
 # The figures of fn_job_queue_health, over all instances. It stops counting at 10,000.
 JOB_QUEUE = {
@@ -63,7 +66,8 @@ class Metrics:
             "saga_transitions", "Status changes of deliveries, by new status", "status"
         )
         self.results_refused = counter("results_refused", "Attempt results that could not be applied")
-        self.attempts = counter("delivery_attempts", "Delivery requests, by outcome", "outcome")
+        self.requests = RequestCounts()
+        self.registry.register(self.requests)
         self.reports = counter("delivery_reports", "Attempt reports, by the database's verdict", "verdict")
         self.leases_released = counter("leases_released", "Leases returned without a request")
         self.lease_resets = counter(
@@ -101,12 +105,6 @@ class Metrics:
         )
         self.job_queue = {name: gauge(name, help_text) for name, help_text in JOB_QUEUE.items()}
         self._forget_job_queue()
-        self.duration = Histogram(
-            "webhookd_delivery_duration_seconds",
-            "Duration of delivery requests",
-            buckets=DURATIONS_SECONDS,
-            registry=self.registry,
-        )
 
         # Create the series now: rate() ignores a series' first sample.
         for reached in (SagaStatus.COMPLETED, SagaStatus.PENDING_RETRY, SagaStatus.DEAD_LETTERED):
@@ -118,7 +116,6 @@ class Metrics:
         for outcome in ("recovered", "retry_waiting", "dead_lettered", "promoted", "came_due", "cancelled"):
             self.job_queue_reaped.labels(outcome)
         self.reports.labels("unstorable")
-        self.attempts.labels("delivered")
         for outcome in ("done", "refused"):
             self.reloads.labels(outcome)
 
@@ -140,6 +137,40 @@ class Metrics:
     def follow(self, name: str, help_text: str, count: Callable[[], float]) -> None:
         """Export a number that another object counts as a counter."""
         self.registry.register(_Followed(f"webhookd_{name}", help_text, count))
+
+
+class RequestCounts(Collector):
+    """Delivery requests by outcome and by duration: plain numbers, which become samples at a scrape.
+
+    A Counter with a label and a Histogram of prometheus_client took 4 µs a request.
+    """
+
+    def __init__(self) -> None:
+        # With the series of a success from the start, as above.
+        self._by_outcome: defaultdict[str, int] = defaultdict(int, delivered=0)
+        self._by_duration = [0] * len(DURATIONS_SECONDS)
+        self._total_seconds = 0.0
+
+    def add(self, outcome: str, seconds: float) -> None:
+        """Count one request."""
+        self._by_outcome[outcome] += 1
+        self._by_duration[bisect_left(DURATIONS_SECONDS, seconds)] += 1
+        self._total_seconds += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        outcomes = CounterMetricFamily(
+            "webhookd_delivery_attempts", "Delivery requests, by outcome", labels=["outcome"]
+        )
+        for outcome, count in self._by_outcome.items():
+            outcomes.add_metric([outcome], count)
+        yield outcomes
+        bounds = [floatToGoString(bound) for bound in DURATIONS_SECONDS]
+        yield HistogramMetricFamily(
+            "webhookd_delivery_duration_seconds",
+            "Duration of delivery requests",
+            buckets=list(zip(bounds, accumulate(self._by_duration), strict=True)),
+            sum_value=self._total_seconds,
+        )
 
 
 class _Followed(Collector):

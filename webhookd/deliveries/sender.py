@@ -60,9 +60,7 @@ class Sender:
         )
 
     def _record(self, lease: Lease, message: Message, outcome: Outcome) -> None:
-        metrics = self._context.metrics
-        metrics.attempts.labels(_outcome_label(outcome)).inc()
-        metrics.duration.observe(outcome.duration_ms / 1000)
+        self._context.metrics.requests.add(_outcome_label(outcome), outcome.duration_ms / 1000)
         level = logging.DEBUG if outcome.delivered else logging.INFO
         if log.isEnabledFor(level):
             log.log(

@@ -58,6 +58,7 @@ class Worker:
         self._sender = Sender(context, client)
         self._reporter = reporter
         self._slots = Slots()
+        context.metrics.in_flight.set_function(lambda: self._slots.in_flight)
         self._pacing = ClaimPacing()
         self._next_job_id = 0
         self._loading: set[asyncio.Task[None]] = set()
@@ -141,7 +142,6 @@ class Worker:
             self._next_job_id = claims[0].lease.resume_from
             for lease, _ in claims:
                 self._slots.take(lease.subscription_id)
-            self._context.metrics.in_flight.set(self._slots.in_flight)
             # Before the connection is given back, which takes a turn of the event loop and may fail.
             messages: Messages = {lease.job_id: message for lease, message in claims if message is not None}
             small = [lease for lease, message in claims if message is not None]
@@ -233,7 +233,6 @@ class Worker:
             return
         for lease in leases:
             self._slots.release(lease.subscription_id)
-        self._context.metrics.in_flight.set(self._slots.in_flight)
         await self._release(leases)
         # A later claim may already have moved the mark past them.
         self._next_job_id = min(self._next_job_id, *(lease.job_id for lease in leases))
@@ -257,7 +256,6 @@ class Worker:
                 self._reporter.put(Finished(lease, report, message.correlation_id))
         finally:
             self._slots.release(lease.subscription_id, len(message.payload))
-            self._context.metrics.in_flight.set(self._slots.in_flight)
             if self._leaves_out:
                 # Attempts may be waiting for exactly this slot, and no other wake-up comes for them.
                 self._context.wakeups.wake(Work.ATTEMPTS)
