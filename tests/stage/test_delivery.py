@@ -208,12 +208,9 @@ async def test_next_claim_starts_when_one_of_two_loads_ends(
 
     held.count = 0  # type: ignore[attr-defined]
 
-    async def hang(*_: object) -> None:
-        await asyncio.Event().wait()
-
     monkeypatch.setattr(attempts, "load", held)
     async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
-        monkeypatch.setattr(client, "post", hang)
+        monkeypatch.setattr(client, "send", lambda *_: object())  # never ends
         worker = worker_of(parts, client, reporter_of(parts))
         async with running(worker.run), asyncio.timeout(CONDITION_TIMEOUT_SECONDS):
             assert [await started.get(), await started.get()] == [0, 1]

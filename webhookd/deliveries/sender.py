@@ -1,4 +1,4 @@
-"""Sends one attempt: builds and signs the request, sends it within its lease, and returns the report."""
+"""One attempt as a signed request, and its outcome as a report."""
 
 import logging
 import time
@@ -8,7 +8,6 @@ import msgspec
 
 from webhookd.context import Context
 from webhookd.deliveries.attempts import Lease, Message, Report
-from webhookd.outbound.client import GuardedClient
 from webhookd.outbound.endpoint import (
     EndpointProblem,
     Request,
@@ -25,29 +24,21 @@ log = logging.getLogger(__name__)
 
 
 class Sender:
-    """Sends the attempts of one worker."""
+    """Builds the requests of one worker, and the reports of their outcomes."""
 
-    def __init__(self, context: Context, client: GuardedClient) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._client = client
 
-    async def send(self, lease: Lease, message: Message, asked_at: float) -> Report | None:
-        """Send one request and return its report, or None if the lease might end before the request does."""
-        settings = self._context.settings().delivery
-        # Checked again right before sending: this process may have been suspended since the claim.
-        if is_too_late(lease, asked_at, settings.timeout_seconds):
-            log.warning("not sent: the lease may expire first", extra=self._fields(lease, message))
-            return None
+    def request(self, lease: Lease, message: Message, timestamp: int) -> Request | None:
+        """Build a request; None, and a log entry, if that is not possible."""
         try:
-            # Database time, carried forward by the monotonic clock: a host with a wrong clock signs
-            # correctly.
-            now = lease.claimed_at.timestamp() + (time.monotonic() - asked_at)
-            request = build_request(lease, message, int(now))
+            return build_request(lease, message, timestamp)
         except Exception:
             log.exception("cannot build the request of an attempt", extra={"job_id": lease.job_id})
-            outcome = Outcome(None, Failure.INTERNAL.value, 0)
-        else:
-            outcome = await self._client.send(request, settings.timeout_seconds)
+            return None
+
+    def report(self, lease: Lease, message: Message, outcome: Outcome) -> Report:
+        """Count and log an outcome, and make its report."""
         self._record(lease, message, outcome)
         return Report(
             lease.job_id,
@@ -125,6 +116,14 @@ def is_too_late(lease: Lease, asked_at: float, timeout_seconds: float) -> bool:
     """
     lease_seconds = (lease.lease_until - lease.claimed_at).total_seconds()
     return asked_at + lease_seconds - time.monotonic() < timeout_seconds
+
+
+def database_time(lease: Lease, asked_at: float) -> int:
+    """Return the database's Unix time, carried forward by the monotonic clock.
+
+    A host with a wrong clock signs correctly.
+    """
+    return int(lease.claimed_at.timestamp() + (time.monotonic() - asked_at))
 
 
 def _outcome_label(outcome: Outcome) -> str:

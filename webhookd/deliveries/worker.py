@@ -1,4 +1,4 @@
-"""The delivery stage: claims as many attempts as it has free slots, and sends each in a task of its own.
+"""The delivery stage: claims as many attempts as it has free slots, sends them, and reports their outcomes.
 
 Woken by ATTEMPTS and by a slot that became free. Never leases more than it can start now, because the lease
 runs. The next claim is made while the requests of the last one are in flight. With one claim for all slots,
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Final, NamedTuple
 
 import anyio
@@ -20,9 +21,10 @@ from webhookd.deliveries import attempts
 from webhookd.deliveries.attempts import Lease, Message, Messages, load_messages
 from webhookd.deliveries.pacing import NEVER, ClaimPacing
 from webhookd.deliveries.reporter import Finished, Reporter
-from webhookd.deliveries.sender import Sender, is_too_late, unreadable
+from webhookd.deliveries.sender import Sender, database_time, is_too_late, unreadable
 from webhookd.deliveries.slots import Room, Slots
-from webhookd.outbound.client import GuardedClient
+from webhookd.outbound.client import GuardedClient, Sending
+from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.wakeups import Work
 
 log = logging.getLogger(__name__)
@@ -55,14 +57,16 @@ class Worker:
     def __init__(self, context: Context, client: GuardedClient, reporter: Reporter) -> None:
         self._context = context
         self._inbox = context.wakeups.inbox(Work.ATTEMPTS)
-        self._sender = Sender(context, client)
+        self._client = client
+        self._sender = Sender(context)
         self._reporter = reporter
         self._slots = Slots()
         context.metrics.in_flight.set_function(lambda: self._slots.in_flight)
         self._pacing = ClaimPacing()
         self._next_job_id = 0
         self._loading: set[asyncio.Task[None]] = set()
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending: set[Sending] = set()
+        self._all_sent: Final = asyncio.Event()  # set while draining, when the last request has ended
         self._claiming: Final = asyncio.Lock()
         self._leaves_out = False
         # Leases whose messages could not be loaded because the connection was lost: tried again while there
@@ -193,7 +197,8 @@ class Worker:
             elif lease.job_id in messages:
                 self._slots.release(lease.subscription_id)
                 self._reporter.put(Finished(lease, unreadable(lease)))
-        self._send(readable[:STARTED_AT_ONCE], asked_at)
+        if readable:
+            self._send(readable[:STARTED_AT_ONCE], asked_at)
         if rest := readable[STARTED_AT_ONCE:]:
             _start(self._send_rest(rest, asked_at), self._loading, self._load_ended)
         if leases and not messages:
@@ -202,8 +207,23 @@ class Worker:
         return [lease for lease in leases if lease.job_id not in messages]
 
     def _send(self, readable: list[tuple[Lease, Message]], asked_at: float) -> None:
+        """Start requests of one claim; each of them ends in _ended."""
+        timeout_seconds = self._context.settings().delivery.timeout_seconds
+        # Checked again right before sending: this process may have been suspended since the claim.
+        if is_too_late(readable[0][0], asked_at, timeout_seconds):
+            log.warning("%d attempts not sent: their leases may expire first", len(readable))
+            for lease, message in readable:
+                self._slots.release(lease.subscription_id, len(message.payload))
+            unsent = [lease for lease, _ in readable]
+            _start(self._release(unsent), self._loading, self._load_ended)
+            return
+        timestamp = database_time(readable[0][0], asked_at)
         for lease, message in readable:
-            _start(self._deliver(lease, message, asked_at), self._sending)
+            if request := self._sender.request(lease, message, timestamp):
+                on_outcome = partial(self._ended, lease, message)
+                self._sending.add(self._client.send(request, timeout_seconds, on_outcome))
+            else:
+                self._report(lease, message, Outcome(None, Failure.INTERNAL.value, 0))
 
     async def _send_rest(self, readable: list[tuple[Lease, Message]], asked_at: float) -> None:
         for start in range(0, len(readable), STARTED_AT_ONCE):
@@ -222,10 +242,13 @@ class Worker:
                 unloaded, self._unloaded = self._unloaded, []
                 await self._give_up([lease for batch in unloaded for lease in batch.leases])
             while self._sending:
-                await asyncio.wait(self._sending)
+                self._all_sent.clear()
+                await self._all_sent.wait()
             await self._reporter.drained()
-        for task in self._loading | self._sending:
+        for task in self._loading:
             task.cancel()
+        for sending in self._sending:
+            sending.cancel()
 
     async def _give_up(self, leases: list[Lease]) -> None:
         """Release unused leases and their slots. If that fails they expire, and the reaper resets them."""
@@ -246,14 +269,17 @@ class Worker:
         else:
             self._context.metrics.leases_released.inc(len(released))
 
-    async def _deliver(self, lease: Lease, message: Message, asked_at: float) -> None:
-        """Send one request and report it. The slot is in use until the report is handed over."""
+    def _ended(self, lease: Lease, message: Message, sending: Sending, outcome: Outcome) -> None:
+        self._sending.discard(sending)
+        self._report(lease, message, outcome)
+        if self._draining and not self._sending:
+            self._all_sent.set()
+
+    def _report(self, lease: Lease, message: Message, outcome: Outcome) -> None:
+        """Report one outcome. The slot is in use until the report is handed over."""
         try:
-            report = await self._sender.send(lease, message, asked_at)
-            if report is None:
-                await self._release([lease])
-            else:
-                self._reporter.put(Finished(lease, report, message.correlation_id))
+            report = self._sender.report(lease, message, outcome)
+            self._reporter.put(Finished(lease, report, message.correlation_id))
         finally:
             self._slots.release(lease.subscription_id, len(message.payload))
             if self._leaves_out:
@@ -264,11 +290,10 @@ class Worker:
 def _start(
     work: Coroutine[object, object, None],
     tasks: set[asyncio.Task[None]],
-    on_end: Callable[[], None] | None = None,
+    on_end: Callable[[], None],
 ) -> None:
     """Run a coroutine as a task that stays in the set until it ends."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
-    if on_end is not None:
-        task.add_done_callback(lambda _: on_end())
+    task.add_done_callback(lambda _: on_end())

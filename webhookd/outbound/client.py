@@ -10,17 +10,17 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from webhookd.core.errors import ConfigurationError
 from webhookd.outbound.addresses import AddressPolicy, DialCounters, Guard, IPAddress
 from webhookd.outbound.dialling import Dialler, Lookup, Names, SystemLookup
 from webhookd.outbound.endpoint import Origin, Request, request_to, target_of
-from webhookd.outbound.exchange import Exchange, Response
+from webhookd.outbound.exchange import Exchange
 from webhookd.outbound.outcome import SUCCESS, Failure, Outcome, RequestFailed, retry_after_seconds
 
 log = logging.getLogger(__name__)
@@ -87,27 +87,32 @@ class GuardedClient:
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, deadline_seconds: float
     ) -> Outcome:
-        """Build and send one request, once."""
+        """Build and send one request, once, and wait for its outcome."""
         try:
             request = request_to(target_of(url, headers), "", body)
         except Exception:
             log.exception("cannot build a request")
             return Outcome(None, Failure.INTERNAL.value, 0)
-        return await self.send(request, deadline_seconds)
+        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
-    async def send(self, request: Request, deadline_seconds: float) -> Outcome:
-        """Send one request, once. The deadline covers everything from DNS lookup to the body's last byte."""
-        started = time.monotonic()
+        def on_outcome(_: Sending, outcome: Outcome) -> None:
+            if not ended.cancelled():
+                ended.set_result(outcome)
+
+        sending = self.send(request, deadline_seconds, on_outcome)
         try:
-            response = await self._connections.request(request, deadline_seconds)
-        except TimeoutError:
-            return _failed(Failure.TIMEOUT, started)
-        except RequestFailed as failed:
-            return _failed(failed.failure, started, failed.detail)
-        except Exception:
-            log.exception("internal error while sending a request")
-            return _failed(Failure.INTERNAL, started)
-        return _responded(response, _milliseconds_since(started))
+            return await ended
+        finally:
+            sending.cancel()
+
+    def send(self, request: Request, deadline_seconds: float, on_outcome: "OnOutcome") -> "Sending":
+        """Send one request, once. `on_outcome` is called later, in this event loop, unless it is cancelled.
+
+        The deadline covers everything from DNS lookup to the body's last byte.
+        """
+        sending = Sending(self._connections, request, deadline_seconds, on_outcome)
+        sending.start()
+        return sending
 
     def close(self) -> None:
         """Close every connection, including those with a request in flight."""
@@ -122,25 +127,99 @@ class GuardedClient:
         return Connections(dialler, options.max_connections, options.max_response_bytes)
 
 
-def _responded(response: Response, duration_ms: int) -> Outcome:
-    if response.status in SUCCESS:
-        return Outcome(response.status, None, duration_ms, None, response.excerpt)
-    retry_after = retry_after_seconds(
-        response.header(b"retry-after"), response.header(b"date"), datetime.now(UTC)
-    )
-    return Outcome(response.status, f"HTTP_{response.status}", duration_ms, retry_after, response.excerpt)
+class Sending:
+    """One request, from its start to its outcome."""
+
+    __slots__ = ("_connections", "_deadline", "_dial", "_exchange", "_on_outcome", "_request", "_started")
+
+    def __init__(
+        self, connections: "Connections", request: Request, deadline_seconds: float, on_outcome: "OnOutcome"
+    ) -> None:
+        self._connections = connections
+        self._request = request
+        self._on_outcome: OnOutcome | None = on_outcome  # None after the end
+        self._started = time.monotonic()
+        self._deadline = connections.loop.time() + deadline_seconds
+        self._exchange: Exchange | None = None
+        self._dial: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Use an idle connection, or dial a new one in a task."""
+        connections = self._connections
+        connections.in_flight.add(self)
+        try:
+            exchange = connections.take(self._request.origin)
+            if exchange is None:
+                self._dial = connections.loop.create_task(self._dial_and_start())
+            else:
+                self._start(exchange)
+        except Exception as error:
+            connections.loop.call_soon(self._fail, error)
+
+    def cancel(self) -> None:
+        """Stop without an outcome. Does nothing after the end."""
+        if self._on_outcome is None:
+            return
+        if self._exchange is None and self._dial is not None:
+            self._dial.cancel()
+        self._end()
+
+    def abort(self) -> None:
+        """Close the connection. That is the outcome, if it has no status yet."""
+        if self._exchange is not None:
+            self._exchange.abort()
+
+    async def _dial_and_start(self) -> None:
+        try:
+            exchange = await self._connections.dial(self._request.origin, self._deadline)
+            self._start(exchange)
+        except Exception as error:
+            self._fail(error)
+
+    def _start(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        exchange.start(self._request.head, self._request.body, self._deadline, self._responded)
+
+    def _responded(self, exchange: Exchange) -> None:
+        status = exchange.status
+        if status is None:
+            self._fail(exchange.error)
+        elif status in SUCCESS:
+            self._end(Outcome(status, None, self._duration_ms(), None, exchange.excerpt))
+        else:
+            retry_after = retry_after_seconds(
+                exchange.header(b"retry-after"), exchange.header(b"date"), datetime.now(UTC)
+            )
+            code = f"HTTP_{status}"
+            self._end(Outcome(status, code, self._duration_ms(), retry_after, exchange.excerpt))
+
+    def _fail(self, error: Exception | None) -> None:
+        failure, detail = Failure.INTERNAL, ""
+        if isinstance(error, TimeoutError):
+            failure = Failure.TIMEOUT
+        elif isinstance(error, RequestFailed):
+            failure, detail = error.failure, error.detail
+        else:
+            log.error("internal error while sending a request", exc_info=error)
+        self._end(Outcome(None, failure.value, self._duration_ms(), detail=detail))
+
+    def _end(self, outcome: Outcome | None = None) -> None:
+        on_outcome, self._on_outcome = self._on_outcome, None
+        if on_outcome is None:  # cancelled
+            return
+        self._connections.ended(self, self._request.origin, self._exchange)
+        if outcome is not None:
+            on_outcome(self, outcome)
+
+    def _duration_ms(self) -> int:
+        return int((time.monotonic() - self._started) * 1000)
 
 
-def _failed(failure: Failure, started: float, detail: str = "") -> Outcome:
-    return Outcome(None, failure.value, _milliseconds_since(started), detail=detail)
-
-
-def _milliseconds_since(started: float) -> int:
-    return int((time.monotonic() - started) * 1000)
+OnOutcome = Callable[[Sending, Outcome], None]
 
 
 class Connections:
-    """Sends requests, one at a time per connection.
+    """Idle connections, and the requests in flight, one at a time per connection.
 
     Callers bound the number of requests in flight. This class bounds the number of open connections, by
     closing the longest idle ones.
@@ -150,55 +229,34 @@ class Connections:
         self._dialler = dialler
         self._max_connections = max_connections
         self._max_response_bytes = max_response_bytes
-        # Kept: asyncio.get_running_loop() costs a system call in Python 3.11.
-        self._loop = asyncio.get_running_loop()
+        # Kept: asyncio.get_running_loop() is a system call in Python 3.11.
+        self.loop: Final = asyncio.get_running_loop()
         # Idle connections by origin, most recently used last. That one is reused first; a surplus grows old.
         self._idle: dict[Origin, list[tuple[float, Exchange]]] = {}
         self._idle_count = 0
-        self._busy: set[Exchange] = set()
+        self.in_flight: Final[set[Sending]] = set()
         self._sweep: asyncio.TimerHandle | None = None
-        self._in_flight = 0
         self._is_retired = False
         self.is_closed = False
 
-    async def request(self, request: Request, deadline_seconds: float) -> Response:
-        """Send one request, once; RequestFailed or TimeoutError if no status arrives by the deadline."""
-        origin, head, body = request
-        deadline = self._loop.time() + deadline_seconds
-        if self.is_closed:
-            raise RequestFailed(Failure.INTERNAL, "the client is closed")
-        self._in_flight += 1
-        try:
-            exchange = self._take(origin)
-            if exchange is None:
-                exchange = await self._dial(origin, deadline)
-            self._busy.add(exchange)
-            try:
-                return await exchange.request(head, body, deadline)
-            finally:
-                self._busy.discard(exchange)
-                self._give_back(origin, exchange)
-        finally:
-            self._in_flight -= 1
-            if self._is_retired and not self._in_flight:
-                self.close()
-
-    async def _dial(self, origin: Origin, deadline: float) -> Exchange:
-        async with asyncio.timeout_at(deadline):
-            exchange = await self._dialler.dial(origin, self._max_response_bytes, deadline)
-        # aiohappyeyeballs may swallow a cancellation that arrives while it ends its other dials.
-        is_late = self._loop.time() >= deadline
-        if is_late or self.is_closed:
+    async def dial(self, origin: Origin, deadline: float) -> Exchange:
+        """Open a connection by the deadline, unless this object is closed."""
+        if not self.is_closed:
+            async with asyncio.timeout_at(deadline):
+                exchange = await self._dialler.dial(origin, self._max_response_bytes, deadline)
+            # aiohappyeyeballs may swallow a cancellation that arrives while it ends its other dials.
+            is_late = self.loop.time() >= deadline
+            if not is_late and not self.is_closed:
+                return exchange
             exchange.abort()
             if is_late:
                 raise TimeoutError
-            raise RequestFailed(Failure.INTERNAL, "the client is closed")
-        return exchange
+        raise RequestFailed(Failure.INTERNAL, "the client is closed")
 
     def retire(self) -> None:
         """Close as soon as no request is in flight."""
         self._is_retired = True
-        if not self._in_flight:
+        if not self.in_flight:
             self.close()
 
     def close(self) -> None:
@@ -209,42 +267,47 @@ class Connections:
             for _, exchange in idle:
                 exchange.close()
         self._idle.clear()
-        for exchange in self._busy:
-            exchange.abort()
+        for sending in tuple(self.in_flight):
+            sending.abort()
 
-    def _take(self, origin: Origin) -> Exchange | None:
+    def take(self, origin: Origin) -> Exchange | None:
         """Take an idle connection, or make room for a new one."""
         idle = self._idle.get(origin)
-        oldest = self._loop.time() - _KEEPALIVE_SECONDS
+        oldest = self.loop.time() - _KEEPALIVE_SECONDS
         while idle:
             idle_since, exchange = idle.pop()
             self._idle_count -= 1
             if idle_since > oldest and exchange.is_open:
                 return exchange
             exchange.close()
-        if self._in_flight + self._idle_count > self._max_connections and self._idle_count:
+        if len(self.in_flight) + self._idle_count > self._max_connections and self._idle_count:
             longest_idle = min((idle for idle in self._idle.values() if idle), key=lambda idle: idle[0][0])
             longest_idle.pop(0)[1].close()
             self._idle_count -= 1
         return None
 
-    def _give_back(self, origin: Origin, exchange: Exchange) -> None:
-        if not exchange.is_reusable:
-            exchange.abort()
-        elif self.is_closed or self._is_retired:
-            exchange.close()
-        else:
-            self._idle.setdefault(origin, []).append((self._loop.time(), exchange))
-            self._idle_count += 1
-            if self._sweep is None:
-                self._sweep = self._loop.call_later(_KEEPALIVE_SECONDS, self._close_old)
+    def ended(self, sending: Sending, origin: Origin, exchange: Exchange | None) -> None:
+        """Keep the connection of a request that has ended, or close it."""
+        self.in_flight.discard(sending)
+        if exchange is not None:
+            if not exchange.is_reusable:
+                exchange.abort()
+            elif self.is_closed or self._is_retired:
+                exchange.close()
+            else:
+                self._idle.setdefault(origin, []).append((self.loop.time(), exchange))
+                self._idle_count += 1
+                if self._sweep is None:
+                    self._sweep = self.loop.call_later(_KEEPALIVE_SECONDS, self._close_old)
+        if self._is_retired and not self.in_flight:
+            self.close()
 
     def _close_old(self) -> None:
-        oldest = self._loop.time() - _KEEPALIVE_SECONDS
+        oldest = self.loop.time() - _KEEPALIVE_SECONDS
         for origin, idle in list(self._idle.items()):
             while idle and idle[0][0] <= oldest:
                 idle.pop(0)[1].close()
                 self._idle_count -= 1
             if not idle:
                 del self._idle[origin]
-        self._sweep = self._loop.call_later(_KEEPALIVE_SECONDS / 4, self._close_old) if self._idle else None
+        self._sweep = self.loop.call_later(_KEEPALIVE_SECONDS / 4, self._close_old) if self._idle else None

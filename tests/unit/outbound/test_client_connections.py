@@ -120,11 +120,28 @@ async def test_connection_is_reused_only_if_the_request_was_read(unread_bytes: i
     loop = asyncio.get_running_loop()
     exchange = Exchange(loop, 1000)
     exchange.connection_made(Unread(unread_bytes))
-    request = asyncio.ensure_future(exchange.request(b"", b"", loop.time() + DEADLINE_SECONDS))
-    await asyncio.sleep(0)
+    ended: list[Exchange] = []
+    exchange.start(b"", b"", loop.time() + DEADLINE_SECONDS, ended.append)
     exchange.data_received(OK)
-    assert (await request).status == 200
+    assert ended == [exchange]
+    assert exchange.status == 200
     assert exchange.is_reusable == (unread_bytes == 0)
+
+
+@pytest.mark.parametrize("first", [SHORT_DEADLINE_SECONDS / 2, DEADLINE_SECONDS], ids=["before", "after"])
+async def test_each_request_of_a_connection_has_its_own_deadline(first: float) -> None:
+    """The timer stays when a request ends; it may fire before or after the next deadline."""
+    loop = asyncio.get_running_loop()
+    exchange = Exchange(loop, 1000)
+    exchange.connection_made(Unread(0))
+    exchange.start(b"", b"", loop.time() + first, lambda _: None)
+    exchange.data_received(OK)
+    ended = asyncio.Event()
+    deadline = loop.time() + SHORT_DEADLINE_SECONDS
+    exchange.start(b"", b"", deadline, lambda _: ended.set())
+    await asyncio.wait_for(ended.wait(), CONDITION_TIMEOUT_SECONDS)
+    assert isinstance(exchange.error, TimeoutError)
+    assert deadline - 0.001 <= loop.time() < deadline + DEADLINE_SECONDS / 2
 
 
 async def test_handshake_uses_the_deadline_of_the_request(

@@ -616,7 +616,7 @@ async def test_a31_internal_error_is_an_outcome_and_is_logged(
     async def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(client._connections, "request", broken)
+    monkeypatch.setattr(client._connections, "dial", broken)
     with caplog.at_level(logging.ERROR):
         assert_failed(await post(client, endpoint), "INTERNAL")
     assert "ZeroDivisionError" in caplog.text
