@@ -120,6 +120,22 @@ async def test_leases_too_close_to_their_end_are_released_and_not_claimed_again_
     assert worker.in_flight == 0
 
 
+async def test_process_suspended_between_claim_and_send_sends_nothing(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is checked again right before sending; leases, slots and payload memory are released."""
+    await start_attempts(flow, 6, "{}")
+    checks = iter([False])
+    monkeypatch.setattr("webhookd.deliveries.worker.is_too_late", lambda *_: next(checks, True))
+    async with GuardedClient(ClientOptions(AddressPolicy(), trusted_tls())) as client:
+        monkeypatch.delattr(GuardedClient, "send")
+        worker = worker_of(parts, client, reporter_of(parts))
+        await worker.run_once()
+        await until(flow.daemon, f"select ({LEASED}) = 0")
+    assert worker.in_flight == 0
+    assert worker._slots._all_payloads == 0
+
+
 @pytest.mark.parametrize("error", [DatabaseUnavailable("cut off"), ValueError("row of another version")])
 @pytest.mark.parametrize("loaded", [False, True], ids=["load fails", "returning the connection fails"])
 async def test_failed_load_is_repeated_and_each_attempt_sent_once(
