@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 from urllib.parse import quote
@@ -161,6 +162,14 @@ def check_headers(given: Mapping[str, str]) -> dict[str, str] | EndpointProblem:
 
 def target_of(url: str, headers: Mapping[str, str]) -> Target:
     """Parse a stored URL; ValueError if the API could not have stored it."""
+    origin, head_start = _origin_and_head_start(url)
+    lines = "".join([header_line(name, value) for name, value in headers.items()])
+    accept = "" if "accept" in map(str.lower, headers) else "accept: */*\r\n"
+    return Target(origin, f"{head_start}{accept}{lines}".encode())
+
+
+@lru_cache(maxsize=1024)  # the same few subscriptions are sent to again and again
+def _origin_and_head_start(url: str) -> tuple[Origin, str]:
     parts = _STORED_URL.fullmatch(url)
     port = int(parts["port"] or HTTPS_PORT) if parts else 0
     if parts is None or not 0 < port <= limits.HIGHEST_PORT:
@@ -173,10 +182,8 @@ def target_of(url: str, headers: Mapping[str, str]) -> Target:
         "content-type: application/json\r\n"
         # Responses are never decompressed, so a decompression bomb stays small.
         "accept-encoding: identity\r\n"
-        f"{'' if 'accept' in map(str.lower, headers) else header_line('accept', '*/*')}"
-        f"{''.join(header_line(name, value) for name, value in headers.items())}"
     )
-    return Target(Origin(parts["v6"] or parts["host"], port), head_start.encode())
+    return Origin(parts["v6"] or parts["host"], port), head_start
 
 
 def header_line(name: str, value: str) -> str:
