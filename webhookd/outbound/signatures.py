@@ -81,7 +81,7 @@ def _signature(secret: str, signed: bytes) -> str:
     return f"v1,{binascii.b2a_base64(mac.digest(), newline=False).decode('ascii')}"
 
 
-@lru_cache(maxsize=1024)  # copying it takes 1.3 µs; decoding a key and hmac.digest() 2.1 µs
+@lru_cache(maxsize=1024)  # sign() takes 2.3 µs for 400 bytes; without it 3.4 µs
 def _mac(secret: str) -> hmac.HMAC:
     if not secret.startswith(SECRET_PREFIX):
         raise ValueError(f"a signing secret must start with {SECRET_PREFIX}")
