@@ -1,9 +1,11 @@
 -- owner: webhookd_owner
 -- Owns: the helper functions that deliveries and the job queue share. They read and write no table.
 
--- Functions check their arguments with this before they read anything, so a refused call changes nothing.
+-- Functions check their arguments with this before they read anything, so a refused call changes nothing. Without a fixed
+-- search_path, which would cost more than the rest of the call (each gated function makes three to seven): it uses no name and no
+-- operator that a schema could replace.
 create or replace function webhookd.require(condition boolean, complaint text) returns void
-language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+language plpgsql as $$
 begin
     if condition is not true then
         raise exception using errcode = 'WH400', message = complaint;

@@ -30,6 +30,7 @@ grant select, insert, update on webhookd.endpoint_health to saga_orchestrator;
 grant select, update on webhookd.orchestration_turn to saga_orchestrator;
 grant select, update on webhookd.webhook_delivery_sagas to saga_orchestrator;
 grant select, insert, update on webhookd.webhook_delivery_jobs to saga_orchestrator;
+grant usage on sequence webhookd.webhook_delivery_jobs_id_seq to saga_orchestrator;
 
 grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_secrets, webhookd.endpoint_health,
     webhookd.webhook_delivery_sagas to job_worker;

@@ -8,7 +8,8 @@
 --
 --   enable_seqscan, enable_bitmapscan   A table is read through the index that serves the statement and in its order, not as a
 --                                       whole. schema/README.md names that index for each function.
---   enable_sort                         The index gives the order. With statistics from a quiet time the planner would sort all
+--   enable_sort, enable_incremental_sort
+--                                       The index gives the order. With statistics from a quiet time the planner would sort all
 --                                       rows that wait, for each batch.
 --   enable_hashjoin, enable_mergejoin   Rows are looked up by their key, one by one.
 --   enable_nestloop                     See report_results.
@@ -25,17 +26,23 @@
 alter function webhookd.route_events set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 alter function webhookd.due_subscriptions set jit = off set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off;
 alter function webhookd.start_due_sagas set jit = off set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
+    set enable_hashjoin = off set enable_mergejoin = off;
 alter function webhookd.dead_letter_exhausted set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 alter function webhookd.apply_results set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 alter function webhookd.settle_results set jit = off set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_hashjoin = off set enable_mergejoin = off;
 alter function webhookd.claim_jobs set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
+alter function webhookd.choose_jobs set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
+alter function webhookd.complete_deliveries set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
 alter function webhookd.release_jobs set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 alter function webhookd.reset_expired_leases set jit = off set plan_cache_mode = force_generic_plan
@@ -44,10 +51,10 @@ alter function webhookd.requeue_dead_letters set jit = off set plan_cache_mode =
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 -- Each count walks an index and stops at the bound.
 alter function webhookd.backlog set jit = off set plan_cache_mode = force_generic_plan
-    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off;
 
 -- Rows by their keys, and a window over the batch, which may be sorted.
-alter function webhookd.load_deliveries set jit = off set plan_cache_mode = force_generic_plan
+alter function webhookd.load_payloads set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off;
 alter function webhookd.publish_many set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off;
@@ -56,7 +63,7 @@ alter function webhookd.publish_many set jit = off set plan_cache_mode = force_g
 alter function webhookd.report_results set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_nestloop = off;
 -- By the primary keys, as a foreign key does, also in a session that planned it when the tables were small.
-alter function webhookd.require_event_and_subscription set jit = off
+alter function webhookd.check_new_sagas set jit = off
     set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off;
 
 -- Job queue -----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ create or replace function webhookd.is_row_error(state text) returns boolean
 language sql immutable set search_path = pg_catalog, webhookd, pg_temp as $$
     select left(state, 2) <> all('{40,53,55,57,58}')
 $$;
-grant execute on function webhookd.is_row_error(text) to saga_orchestrator, job_worker;
+grant execute on function webhookd.is_row_error(text) to saga_orchestrator;
 
 -- The same patterns as in the tables' CHECKs, for readable messages.
 create or replace function webhookd.is_callback_url(candidate text) returns boolean

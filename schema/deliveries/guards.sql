@@ -5,21 +5,14 @@
 create or replace function webhookd.refuse_change() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    if tg_level = 'STATEMENT' then
-        raise exception using errcode = 'WH410', message = format('%s on %s is not allowed', tg_op, tg_table_name);
-    end if;
-    raise exception using
-        errcode = 'WH410', message = format('%s %s is %s and cannot change any more', tg_argv[0], old.id, old.status);
+    raise exception using errcode = 'WH410', message = format('%s on %s is not allowed', tg_op, tg_table_name);
 end
 $$;
 
+-- Refuses a change of columns that never change. Its triggers run only for a statement that names one of them.
 create or replace function webhookd.refuse_transition() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    if tg_op = 'INSERT' then
-        raise exception using
-            errcode = 'WH411', message = format('a new %s must be Pending, without attempts, lease or result', tg_argv[0]);
-    end if;
     raise exception using
         errcode = 'WH411',
         message = format('%s %s cannot go from %s to %s with these changes', tg_argv[0], old.id, old.status, new.status),
@@ -56,7 +49,7 @@ begin
     then
         raise exception using errcode = 'WH400', message = 'id and created_at of an event must be those that the database assigns';
     end if;
-    insert into event_routing_queue (event_id) select id from new_events;
+    insert into event_routing_queue (event_id, event_type) select id, event_type from new_events;
     -- A last time after `present` means that the clock was set back.
     if woken_at not between present - 0.05 and present and woken_at <> 'infinity' then
         perform pg_notify('webhookd_events', '');
@@ -86,18 +79,76 @@ end
 $$;
 
 -- sagas -----------------------------------------------------------------------------------------------------------
+-- The rules of sagas and jobs: what a new row may contain, once for each statement, and which changes are allowed, for each row.
+-- AFTER triggers, because a BEFORE trigger locks each row, which writes WAL. Functions and not WHEN clauses or CHECKs, because
+-- PostgreSQL parses the text of those again for each statement: for a statement of one row that cost half a million instructions
+-- a delivery more, and for a hundred rows as much as the function.
 
--- These two functions replace foreign keys, with one check for each statement instead of a lock for each row. A saga needs an
--- existing event and an existing subscription, which cannot be deleted (events are append-only, and the change log refers to
--- the subscription). A saga that has jobs cannot be deleted.
-create or replace function webhookd.require_event_and_subscription() returns trigger
+-- Also replaces foreign keys, which would lock a row for each saga. A saga needs an existing event and an existing subscription,
+-- which cannot be deleted (events are append-only, and the change log refers to the subscription).
+create or replace function webhookd.check_new_sagas() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    if exists (select from new_sagas n where not exists (select from events e where e.id = n.event_id))
+    if exists (select from new_sagas n
+               where n.status <> 'Pending' or n.attempt_count <> 0 or n.final_error_code is not null or n.job_id is not null)
+        or exists (select from new_sagas n where not exists (select from events e where e.id = n.event_id))
         or exists (select from (select distinct n.subscription_id from new_sagas n) n
                    where not exists (select from subscriptions u where u.id = n.subscription_id))
     then
-        raise exception using errcode = 'WH411', message = 'the event and the subscription of a saga must exist';
+        raise exception using
+            errcode = 'WH411',
+            message = 'a new saga must be Pending, without attempts, job or error, and its event and subscription must exist';
+    end if;
+    return null;
+end
+$$;
+
+-- Only a result adds an attempt. The due time changes with a retry, to a later time, or by an operator, to a time after the last
+-- attempt: at or before it, the next job would have the key of that attempt, and the saga could never start. The job changes when
+-- an attempt starts. The error code changes with a failure.
+create or replace function webhookd.check_saga() returns trigger
+language plpgsql as $$
+declare
+    allowed boolean;
+begin
+    case old.status
+    when 'Pending', 'PendingRetry' then
+        if new.status = 'InProgress' then
+            allowed := new.job_id is not null and new.job_id is distinct from old.job_id
+                and new.next_attempt_at = old.next_attempt_at;
+        elsif new.status = old.status then
+            allowed := new.job_id is not distinct from old.job_id;
+            if allowed and new.next_attempt_at <> old.next_attempt_at
+                and exists (select from webhookd.webhook_delivery_jobs j
+                            where j.saga_id = new.id and j.attempt_at >= new.next_attempt_at)
+            then
+                raise exception using errcode = 'WH411',
+                    message = format('saga %s already had an attempt at or after %s', new.id, new.next_attempt_at);
+            end if;
+        else
+            allowed := old.status = 'PendingRetry' and new.status = 'DeadLettered' and new.job_id = old.job_id
+                and new.next_attempt_at = old.next_attempt_at;
+        end if;
+        allowed := allowed and new.attempt_count = old.attempt_count
+            and new.final_error_code is not distinct from old.final_error_code;
+    when 'InProgress' then
+        allowed := new.attempt_count = old.attempt_count + 1 and new.job_id = old.job_id
+            and case new.status
+                when 'Completed' then new.next_attempt_at = old.next_attempt_at
+                    and new.final_error_code is not distinct from old.final_error_code
+                when 'PendingRetry' then new.next_attempt_at > old.next_attempt_at and new.final_error_code is not null
+                when 'DeadLettered' then new.next_attempt_at = old.next_attempt_at and new.final_error_code is not null
+                else false
+            end;
+    else
+        raise exception using
+            errcode = 'WH410', message = format('saga %s is %s and cannot change any more', old.id, old.status);
+    end case;
+    if allowed is not true then
+        raise exception using
+            errcode = 'WH411',
+            message = format('saga %s cannot go from %s to %s with these changes', old.id, old.status, new.status),
+            hint = 'schema/README.md lists the allowed transitions and what each may change.';
     end if;
     return null;
 end
@@ -110,18 +161,6 @@ begin
         raise exception using errcode = 'WH411', message = 'a saga that has jobs cannot be deleted';
     end if;
     return null;
-end
-$$;
-
--- A due time at or before an earlier attempt's would give the next job the key of that attempt, so the saga could never start.
-create or replace function webhookd.refuse_past_attempt() returns trigger
-language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
-begin
-    if exists (select from webhook_delivery_jobs j where j.saga_id = new.id and j.attempt_at >= new.next_attempt_at) then
-        raise exception using
-            errcode = 'WH411', message = format('saga %s already had an attempt at or after %s', new.id, new.next_attempt_at);
-    end if;
-    return new;
 end
 $$;
 
@@ -138,19 +177,74 @@ $$;
 
 -- jobs ------------------------------------------------------------------------------------------------------------
 
--- When the statement ends, the saga of a new job must be InProgress and have the job's subscription and due time. No lock is
--- needed for a saga that another transaction changes at the same time: that attempt already has a job, and
--- uniq_job_saga_attempt refuses this one.
-create or replace function webhookd.require_saga_in_progress() returns trigger
+-- When the statement ends, the saga of a new job must be InProgress with this job, and have its subscription, event, due time and
+-- number of attempts. No lock is needed for a saga that another transaction changes at the same time: that attempt already has a
+-- job, and uniq_job_saga_attempt refuses this one.
+create or replace function webhookd.check_new_jobs() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if exists (
         select from new_jobs n left join webhook_delivery_sagas s on s.id = n.saga_id
-        where (s.status, s.subscription_id, s.next_attempt_at)
-            is distinct from ('InProgress'::saga_status, n.subscription_id, n.attempt_at))
+        where n.status <> 'Pending' or n.lease_resets <> 0
+            or num_nonnulls(n.lease_until, n.lease_token, n.worker_id, n.response_status, n.error_code, n.result_applied_at,
+                            n.finished_at, n.duration_ms, n.retry_after_seconds, n.response_excerpt) > 0
+            or (s.status, s.job_id, s.subscription_id, s.event_id, s.next_attempt_at, s.attempt_count + 1)
+                is distinct from ('InProgress'::saga_status, n.id, n.subscription_id, n.event_id, n.attempt_at, n.attempt))
     then
         raise exception using
-            errcode = 'WH411', message = 'the saga of a new job must be InProgress, with the same subscription and due time';
+            errcode = 'WH411',
+            message = 'a new job must be Pending, without lease, resets or result, and its saga InProgress with it, with the same'
+                ' subscription, event, due time and attempt';
+    end if;
+    return null;
+end
+$$;
+
+-- While a lease lasts, it keeps its token, and its end may be moved. A reported job keeps the token; a job that the reaper fails
+-- loses it. lease_resets grows by one when a lease is taken back, and only then. A success may be reported and applied in one
+-- step. Of a finished job only result_applied_at can be set, once.
+create or replace function webhookd.check_job() returns trigger
+language plpgsql as $$
+declare
+    allowed boolean;
+begin
+    if old.status in ('Completed', 'Failed') then
+        allowed := old.result_applied_at is null and new.result_applied_at is not null;
+        new.result_applied_at := null;
+        if allowed and new is not distinct from old then
+            return null;
+        end if;
+        raise exception using
+            errcode = 'WH410', message = format('job %s is %s and cannot change any more', old.id, old.status);
+    end if;
+    case new.status
+    when 'Leased' then
+        allowed := new.lease_until is not null and new.lease_resets = old.lease_resets
+            and new.finished_at is null and new.result_applied_at is null
+            and case old.status when 'Leased' then new.lease_token = old.lease_token and new.worker_id = old.worker_id
+                                else new.lease_token is not null and new.worker_id is not null end
+            and num_nonnulls(new.response_status, new.error_code, new.duration_ms, new.retry_after_seconds,
+                             new.response_excerpt) = 0;
+    when 'Completed' then
+        allowed := old.status = 'Leased' and new.response_status between 200 and 299 and new.error_code is null
+            and new.finished_at is not null and new.lease_token = old.lease_token and new.worker_id = old.worker_id
+            and new.lease_resets = old.lease_resets;
+    when 'Failed' then
+        allowed := old.status = 'Leased' and new.error_code is not null and new.finished_at is not null
+            and new.result_applied_at is null and new.worker_id = old.worker_id and new.lease_resets = old.lease_resets
+            and (new.lease_token is null or new.lease_token = old.lease_token);
+    when 'Pending' then
+        allowed := (new.lease_resets = old.lease_resets
+                    or (old.status = 'Leased' and new.lease_resets = old.lease_resets + 1))
+            and num_nonnulls(new.lease_until, new.lease_token, new.worker_id, new.finished_at, new.result_applied_at,
+                             new.response_status, new.error_code, new.duration_ms, new.retry_after_seconds,
+                             new.response_excerpt) = 0;
+    end case;
+    if allowed is not true then
+        raise exception using
+            errcode = 'WH411',
+            message = format('job %s cannot go from %s to %s with these changes', old.id, old.status, new.status),
+            hint = 'schema/README.md lists the allowed transitions and what each may change.';
     end if;
     return null;
 end

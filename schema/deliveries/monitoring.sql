@@ -31,9 +31,11 @@ begin
     with recursive waiting (id, place) as (
         select 0::bigint, 0
         union all
-        select (select s.subscription_id from webhook_delivery_sagas s
-                where s.status in ('Pending', 'PendingRetry') and s.subscription_id > w.id
-                order by s.subscription_id limit 1), w.place + 1
+        select least((select s.subscription_id from webhook_delivery_sagas s
+                      where s.status = 'Pending' and s.subscription_id > w.id order by s.subscription_id limit 1),
+                     (select s.subscription_id from webhook_delivery_sagas s
+                      where s.status = 'PendingRetry' and s.subscription_id > w.id order by s.subscription_id limit 1)),
+               w.place + 1
         from waiting w where w.id is not null and w.place < counted_up_to
     ), known as materialized (
         select u.id, u.active and u.verified as delivered from waiting w join subscriptions u on u.id = w.id
@@ -41,21 +43,31 @@ begin
     select case when g.delivered then 'orchestration' else 'held' end,
            (select count(*) from (
                select from known k cross join lateral (
-                   select from webhook_delivery_sagas s
-                   where s.subscription_id = k.id and s.status in ('Pending', 'PendingRetry') and s.next_attempt_at <= now()
-                   order by s.next_attempt_at limit counted_up_to) d
+                   select from (
+                       select from webhook_delivery_sagas s
+                       where s.subscription_id = k.id and s.status = 'Pending' and s.next_attempt_at <= now()
+                       order by s.id limit counted_up_to) p
+                   union all
+                   select from (
+                       select from webhook_delivery_sagas s
+                       where s.subscription_id = k.id and s.status = 'PendingRetry' and s.next_attempt_at <= now()
+                       order by s.next_attempt_at, s.id limit counted_up_to) r) d
                where k.delivered = g.delivered limit counted_up_to) c),
            (select min(o.next_attempt_at) from known k cross join lateral (
-               select s.next_attempt_at from webhook_delivery_sagas s
-               where s.subscription_id = k.id and s.status in ('Pending', 'PendingRetry') and s.next_attempt_at <= now()
-               order by s.next_attempt_at limit 1) o
+               select least(
+                   (select s.next_attempt_at from webhook_delivery_sagas s
+                    where s.subscription_id = k.id and s.status = 'Pending' and s.next_attempt_at <= now()
+                    order by s.id limit 1),
+                   (select s.next_attempt_at from webhook_delivery_sagas s
+                    where s.subscription_id = k.id and s.status = 'PendingRetry' and s.next_attempt_at <= now()
+                    order by s.next_attempt_at, s.id limit 1)) as next_attempt_at) o
             where k.delivered = g.delivered)
     from (values (true), (false)) as g (delivered);
 
     return query
     select 'retry', (select count(*) from (
                select from webhook_delivery_sagas s
-               where s.status in ('Pending', 'PendingRetry') and s.status = 'PendingRetry' and s.next_attempt_at > now()
+               where s.status = 'PendingRetry' and s.next_attempt_at > now()
                order by s.status, s.next_attempt_at limit counted_up_to) w), null::timestamptz;
 
     return query

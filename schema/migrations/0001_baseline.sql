@@ -34,15 +34,18 @@ create table webhookd.events (
     constraint correlation_id_form check (correlation_id ~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$')
 );
 -- Lists of events. They end with the id where rows of one batch, which have the same time, would need a sort.
-create index idx_event_created on webhookd.events (created_at);
+-- Without deduplication: all events of a batch have the same time, and the passes over its entries took 4 % of publishing.
+create index idx_event_created on webhookd.events (created_at) with (deduplicate_items = off);
 create index idx_event_type on webhookd.events (event_type, created_at, id);
 create unique index uniq_event_idempotency_key on webhookd.events (idempotency_key)
     where idempotency_key is not null;
 
--- The events that are not routed yet. A trigger on events fills it, route_events empties it.
+-- The events that are not routed yet, with what routing needs to know of each, so that it does not read events. A trigger on
+-- events fills it, route_events empties it.
 -- It has no foreign key: only that trigger writes here, in the transaction that writes the event.
 create table webhookd.event_routing_queue (
-    event_id bigint primary key
+    event_id   bigint primary key,
+    event_type varchar(100) collate "C" not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000);
 
@@ -120,8 +123,11 @@ create index idx_endpoint_failing on webhookd.endpoint_health (failing_since)
 --
 -- No foreign keys to events and subscriptions: sagas are only inserted in bulk, and the keys cost a lock and a lookup for each
 -- row (with the key of jobs 20 µs and 110 bytes of WAL a delivery, of about 200 µs of the server's CPU time and 5.2 kB of WAL
--- for the whole cycle without HTTP). The trigger saga_of_event_and_subscription checks each statement's rows instead, and
+-- for the whole cycle without HTTP). The trigger saga_created checks each statement's rows instead, and
 -- events and subscriptions cannot be deleted.
+--
+-- The rules of a row and of its changes are in check_saga (guards.sql) and not in CHECK constraints: PostgreSQL parses the text of
+-- each CHECK again for each statement, which at one row a statement costs more than the rest of the check.
 --
 -- fillfactor 50: a batch updates all rows of a page in a transaction, and the next batch prunes the dead versions. With half of
 -- the page free, the new versions stay in the page and write less WAL. The price is disk space.
@@ -136,9 +142,7 @@ create table webhookd.webhook_delivery_sagas (
     created_at       timestamptz not null default now(),
     updated_at       timestamptz not null default now(),
     dead_letter_id   bigint,                -- of a requeued saga: the dead letter from which it was created
-    constraint attempt_count_range check (attempt_count >= 0),
-    constraint dead_lettered_has_error check (status not in ('PendingRetry', 'DeadLettered')
-                                              or final_error_code is not null)
+    job_id           bigint                 -- the attempt in progress, or the last one
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 
@@ -151,32 +155,42 @@ create unique index uniq_saga_dead_letter on webhookd.webhook_delivery_sagas (de
 -- requeued sagas. A full index cost three more entries and 230 bytes of WAL for each delivery.
 create index idx_saga_event on webhookd.webhook_delivery_sagas (event_id, subscription_id)
     where dead_letter_id is not null;
-create index idx_saga_status_retry on webhookd.webhook_delivery_sagas (status, next_attempt_at)
-    where status in ('Pending', 'PendingRetry');
--- Fairness: the due sagas of a subscription, oldest first.
+-- Each change of a saga's status writes an entry into every index whose predicate holds, of about 9,000 instructions and 80 bytes
+-- of WAL. So each status has one index by subscription, and a delivery that succeeds at once writes to one of them at a time.
+-- The sagas that wait for their first attempt: fairness, and lists.
+create index idx_saga_pending on webhookd.webhook_delivery_sagas (subscription_id, id)
+    where status = 'Pending';
+-- The window: the sagas in progress of a subscription. In the order of their jobs, because job ids only grow, so that a mark can
+-- skip dead entries and miss no live one.
+create index idx_saga_in_progress on webhookd.webhook_delivery_sagas (subscription_id, job_id)
+    where status = 'InProgress';
+-- Fairness: the retries of a subscription, earliest first.
 create index idx_saga_subscription_due on webhookd.webhook_delivery_sagas (subscription_id, next_attempt_at, id)
-    where status in ('Pending', 'PendingRetry');
--- Lists by status, and the sweep after a reload. With Completed sagas, though they are nearly all: after a long outage, no
--- Completed saga is near the end of the primary key. That is one more entry for each delivery, 2 % of the WAL.
-create index idx_saga_status on webhookd.webhook_delivery_sagas (status, id);
--- Lists by subscription, with and without a status: the first question when a customer calls, mostly during a long backlog. It
--- is on the busiest table, so its cost was measured: the whole cycle without HTTP, 14 alternating rounds of 6,000 deliveries
--- beside 400,000, took about a tenth more of the server's CPU time (medians 1.07 to 1.13 for three variants, single rounds 0.74
--- to 1.35, so hardly more than noise) and 1.09 to 1.11 times the WAL. (subscription_id, id) costs as much, and would have to
--- walk through a year of failures to find the success before them.
-create index idx_saga_subscription_status on webhookd.webhook_delivery_sagas (subscription_id, status, id);
+    where status = 'PendingRetry';
+create index idx_saga_status_retry on webhookd.webhook_delivery_sagas (status, next_attempt_at)
+    where status = 'PendingRetry';
+-- Lists by subscription: the first question when a customer calls. The other statuses have their indexes above.
+create index idx_saga_subscription_status on webhookd.webhook_delivery_sagas (subscription_id, status, id)
+    where status in ('PendingRetry', 'Completed', 'DeadLettered');
+-- Lists by status, and the sweep after a reload. Without Completed sagas, which are nearly all and are listed by the primary key,
+-- and without the two statuses above, which are listed subscription by subscription.
+create index idx_saga_status on webhookd.webhook_delivery_sagas (status, id)
+    where status in ('PendingRetry', 'DeadLettered');
 
 
 -- Jobs ---------------------------------------------------------------------------------------------------------------
 
--- A delivery job is one attempt of a saga. `subscription_id` is the saga's (a trigger checks it at insert): the window and the
--- slots are counted by it. No foreign key to sagas, see there; the trigger attempt_of_saga_in_progress replaces it.
--- fillfactor 70, not 50: job rows grow, so half a page is too little for them, and what does not fit would be spread over the
--- free halves of the whole history.
+-- A delivery job is one attempt of a saga. `subscription_id` and `event_id` are the saga's, and `attempt` is the number of this
+-- attempt (a trigger checks them at insert), so that a claim does not read sagas. No foreign key to sagas, see there; the trigger
+-- attempt_created replaces it. The rules of a row and of its changes are in check_job, see sagas.
+-- fillfactor 50, as for sagas: with 70 and a version less of each job (see complete_deliveries) a delivery wrote 85 bytes of WAL and
+-- 6,000 instructions more. 35 saves 35 bytes and 9,000 instructions more, but takes another 160 bytes of disk for each delivery.
 create table webhookd.webhook_delivery_jobs (
     id                  bigint generated always as identity primary key,
     saga_id             bigint not null,
     subscription_id     bigint not null,
+    event_id            bigint not null,
+    attempt             integer not null,
     status              webhookd.job_status not null default 'Pending',
     lease_until         timestamptz,
     attempt_at          timestamptz not null,   -- the time for which the attempt was scheduled: the saga's next_attempt_at
@@ -191,23 +205,10 @@ create table webhookd.webhook_delivery_jobs (
     duration_ms         integer,
     retry_after_seconds double precision,
     response_excerpt    bytea,                  -- bytes, so that every response can be stored
-    constraint pending_has_no_lease check (status <> 'Pending'
-        or (lease_until is null and lease_token is null and worker_id is null)),
-    constraint leased_has_lease check (status <> 'Leased'
-        or (lease_until is not null and lease_token is not null and worker_id is not null)),
-    constraint finished_when_terminal check ((status in ('Completed', 'Failed')) = (finished_at is not null)),
-    constraint completed_is_2xx check (status <> 'Completed'
-        or (response_status is not null and response_status between 200 and 299
-            and error_code is null and lease_token is not null)),
-    constraint failed_has_error check (status <> 'Failed' or error_code is not null),
-    constraint active_has_no_result check (status in ('Completed', 'Failed')
-        or (response_status is null and error_code is null and result_applied_at is null
-            and duration_ms is null and retry_after_seconds is null and response_excerpt is null)),
-    constraint lease_resets_range check (lease_resets >= 0),
     constraint duration_range check (duration_ms >= 0),
     constraint retry_after_range check (retry_after_seconds between 0 and 31536000),
     constraint response_excerpt_bound check (octet_length(response_excerpt) <= 4096)
-) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 
 -- A saga has at most one active job. uniq_job_saga_attempt gives a saga's attempts in order, so a second full index on saga_id
@@ -218,11 +219,6 @@ create unique index uniq_job_saga_attempt on webhookd.webhook_delivery_jobs (sag
 -- Claim and reaper: a Pending job has no lease_until, so (Pending, null, id) is the queue in id order.
 create index idx_job_status_lease on webhookd.webhook_delivery_jobs (status, lease_until, id)
     where status in ('Pending', 'Leased');
--- The window: the active jobs of a subscription. "Not finished" means "active" by a CHECK, and only this index says it so. With
--- the predicate of the other indexes, the planner may use any of them when its statistics are from a quiet time (840,000 blocks
--- for 6,000 jobs).
-create index idx_job_subscription_active on webhookd.webhook_delivery_jobs (subscription_id, id)
-    where finished_at is null;
 -- The results that the orchestrator has not applied yet.
 create index idx_job_unapplied on webhookd.webhook_delivery_jobs (id)
     where status in ('Completed', 'Failed') and result_applied_at is null;
@@ -422,7 +418,7 @@ create table webhookd.job_queue (
         then coalesce(cleaned_from in ('succeeded','cancelled'), false) and safe_payload = '{}' else cleaned_from is null end),
     constraint only_queued_is_scheduled check (not scheduled or status = 'queued'),
     constraint ux_job_queue_kind_idempotency_key unique (job_kind, idempotency_key)
-) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 
 -- The edges of the nine states: a trigger refuses every other change of a job. schema/README.md draws them. Beside its status,

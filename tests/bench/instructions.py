@@ -134,22 +134,10 @@ async def claim(cycle: Cycle) -> int:
     return sum(claim.message is not None for claim in claims)
 
 
-async def report(cycle: Cycle) -> int:
+async def complete(cycle: Cycle) -> int:
     """As the reporter does: every attempt succeeded."""
     reports = [attempts.Report(it.job_id, it.lease_token, 200, duration_ms=5) for it in cycle.leases]
-    return len(await attempts.report(cycle.connection, reports))
-
-
-async def apply(cycle: Cycle) -> int:
-    """As the Applier does."""
-    transitions = await sagas.apply_results(
-        cycle.connection,
-        SETTINGS.orchestration.batch_size,
-        POLICY,
-        SETTINGS.orchestration.failing_after,
-        [lease.job_id for lease in cycle.leases],
-    )
-    return len(transitions)
+    return len(await sagas.complete(cycle.connection, reports))
 
 
 Step = Callable[[Cycle], Awaitable[int]]
@@ -160,9 +148,8 @@ STEPS: dict[str, Step] = {
     "publish": publish,
     "route": route,
     "start": start,
-    "claim and load": claim,
-    "report": report,
-    "apply": apply,
+    "claim": claim,
+    "complete": complete,
 }
 # The application pays for this step; the last line of the table leaves it out.
 PUBLISHING = "publish"

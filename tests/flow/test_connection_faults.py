@@ -115,7 +115,7 @@ async def test_delivery_continues_after_reports_failed_past_their_leases(
     """A worker may claim an attempt again while it still has to report the first result of that attempt."""
     daemon = await make_daemon(delivery=SHORT, retry=PATIENT).start()
     publisher = Publisher([daemon])
-    reporting = "execute on function webhookd.report_results"
+    reporting = "execute on function webhookd.complete_deliveries, webhookd.report_results"
     async with publisher.publishing():
         await receiver.received(20)
         await flow.superuser.execute(f"revoke {reporting} from webhookd_app")

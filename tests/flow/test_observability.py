@@ -208,7 +208,7 @@ async def test_claim_during_sigterm_is_not_lost(
     async with flow.superuser.transaction():
         await flow.superuser.execute("lock table webhookd.webhook_delivery_jobs in access exclusive mode")
         await flow.superuser.execute(
-            "select webhookd.start_due_sagas(array_agg(id), array[1], array[null::timestamptz],"
+            "select webhookd.start_due_sagas(array_agg(id), array[1], array[null::bigint],"
             " array[null::bigint], 1, 1) from webhookd.subscriptions"
         )
         await until(

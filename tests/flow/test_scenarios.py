@@ -56,7 +56,10 @@ async def test_event_routed_twice_is_delivered_once(
     await make_daemon().start()
     event_id = await flow.publish()
     await endpoint.received(1)
-    await flow.superuser.execute("insert into webhookd.event_routing_queue values ($1)", event_id)
+    await flow.superuser.execute(
+        "insert into webhookd.event_routing_queue select id, event_type from webhookd.events where id = $1",
+        event_id,
+    )
     await until(flow.daemon, "select not exists (select from webhookd.event_routing_queue)")
     await flow.publish()
     await endpoint.received(2)

@@ -22,6 +22,9 @@ from webhookd.deliveries import attempts, dead_letters, sagas
 SUBSCRIPTION, HELD, DEAD_LETTER, UNKNOWN = 1, 2, 1, 999_999
 TOKEN = "'00000000-0000-0000-0000-000000000000'"
 GOOD_SECRET = "whsec_" + "A" * 32
+# The only leased attempt of `world`; its lease is over but not reset.
+LEASED_JOB = "array(select id from webhookd.webhook_delivery_jobs where status = 'Leased')"
+LEASE_TOKEN = "array(select lease_token from webhookd.webhook_delivery_jobs where status = 'Leased')"
 
 Arguments = Mapping[str, str]
 
@@ -265,7 +268,7 @@ FUNCTIONS: dict[str, Function] = {
         {
             "subscription_ids": f"array[{SUBSCRIPTION}, {UNKNOWN}]",
             "quotas": "array[10, 10]",
-            "saga_marks": "array[null, null]::timestamptz[]",
+            "saga_marks": "array[null, null]::bigint[]",
             "job_marks": "array[null, null]::bigint[]",
             "subscription_window": "64",
             "max_attempts": "5",
@@ -308,6 +311,21 @@ FUNCTIONS: dict[str, Function] = {
             *policy_bad("max_attempts", "base_delay_seconds", "max_delay_seconds", "jitter"),
         ],
     ),
+    "deliver_now": Function(
+        {
+            "batch_size": "10",
+            "subscription_window": "64",
+            "max_attempts": "5",
+            "worker_id": "'worker'",
+            "wanted": "10",
+            "lease_seconds": "60",
+            "subscription_slots": "10",
+            "busy_subscription_ids": "'{}'",
+            "busy_slots": "'{}'",
+            "first_job_id": "0",
+        },
+        bad=not_positive("batch_size"),
+    ),
     "claim_jobs": Function(
         {
             "worker_id": "'worker'",
@@ -317,6 +335,7 @@ FUNCTIONS: dict[str, Function] = {
             "busy_subscription_ids": f"array[{UNKNOWN}]",
             "busy_slots": "array[1]",
             "first_job_id": "0",
+            "with_payloads": "true",
         },
         bad=[
             wrong("worker_id must be 1 to 200 characters", worker_id="''"),
@@ -329,10 +348,18 @@ FUNCTIONS: dict[str, Function] = {
             ),
             wrong("one element for each of busy_subscription_ids", busy_subscription_ids="'{}'"),
             wrong("one element for each of busy_subscription_ids", busy_slots="array[1, 2]"),
+            *(
+                wrong(
+                    "busy_subscription_ids must be distinct and not null",
+                    busy_subscription_ids=f"array[{SUBSCRIPTION}, {other}]",
+                    busy_slots="array[1, 1]",
+                )
+                for other in (SUBSCRIPTION, "null")
+            ),
         ],
     ),
-    "load_deliveries": Function(
-        {"job_ids": f"array[{UNKNOWN}]", "lease_tokens": f"array[{TOKEN}]::uuid[]", "small_only": "false"},
+    "load_payloads": Function(
+        {"job_ids": f"array[{UNKNOWN}]", "lease_tokens": f"array[{TOKEN}]::uuid[]"},
         bad=[
             wrong("lease_tokens must have one element for each job", job_ids="array[1, 2]"),
             wrong("lease_tokens must have one element for each job", lease_tokens="'{}'"),
@@ -382,6 +409,59 @@ FUNCTIONS: dict[str, Function] = {
                 durations_ms="array[1, 1]",
                 retry_after_seconds="array[null, null]::double precision[]",
                 response_excerpts="array[null, null]::bytea[]",
+            ),
+        ],
+    ),
+    "complete_deliveries": Function(
+        # Completes the leased attempt, so that a bad call that went through would change something.
+        {
+            "job_ids": LEASED_JOB,
+            "lease_tokens": LEASE_TOKEN,
+            "response_statuses": "array[200]",
+            "durations_ms": "array[1]",
+            "response_excerpts": "array[null]::bytea[]",
+        },
+        bad=[
+            *(
+                wrong("one element for each job", **{name: "'{}'"})
+                for name in ("lease_tokens", "response_statuses", "durations_ms", "response_excerpts")
+            ),
+            wrong("one element for each job", job_ids=f"{LEASED_JOB} || {UNKNOWN}::bigint"),
+            wrong("job_ids must be distinct and not null", job_ids="array[null]::bigint[]"),
+            wrong(
+                "at least one",
+                job_ids="'{}'",
+                lease_tokens="'{}'",
+                response_statuses="'{}'",
+                durations_ms="'{}'",
+                response_excerpts="'{}'",
+            ),
+            *(
+                wrong(
+                    "job_ids must be distinct and not null",
+                    job_ids=f"{LEASED_JOB} || {second}",
+                    lease_tokens=f"{LEASE_TOKEN} || {LEASE_TOKEN}",
+                    response_statuses="array[200, 200]",
+                    durations_ms="array[1, 1]",
+                    response_excerpts="array[null, null]::bytea[]",
+                )
+                for second in (LEASED_JOB, "null::bigint")
+            ),
+            *(
+                wrong("response_statuses must be 200 to 299", response_statuses=f"array[{status}]::integer[]")
+                for status in ("199", "300", "500", "0", "-1", "null")
+            ),
+            # One bad status among good ones, first and last.
+            *(
+                wrong(
+                    "response_statuses must be 200 to 299",
+                    job_ids=f"{LEASED_JOB} || {UNKNOWN}::bigint",
+                    lease_tokens=f"{LEASE_TOKEN} || {LEASE_TOKEN}",
+                    response_statuses=statuses,
+                    durations_ms="array[1, 1]",
+                    response_excerpts="array[null, null]::bytea[]",
+                )
+                for statuses in ("array[200, 500]", "array[500, 200]", "array[200, null]")
             ),
         ],
     ),

@@ -1,14 +1,24 @@
 """Claiming, loading and reporting attempts at the database: leases, slots, payload loading and verdicts."""
 
+import asyncio
 import secrets
+from collections import Counter
 from uuid import uuid4
 
 import asyncpg
 import pytest
 
-from tests.support.flow import Flow
+from tests.support.database import Database
+from tests.support.flow import ADDRESS, EVENT_TYPE, Flow
+from tests.support.guards import Weakened
+from tests.support.waiting import until_blocked
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts
+from webhookd.deliveries import attempts, subscriptions
+
+HOLDABLE_CLAIM = Weakened(
+    "claim_jobs", "return query\n", "perform pg_advisory_xact_lock_shared(7); return query\n"
+)
+HOLD_CLAIM = "select pg_advisory_xact_lock(7)"
 
 
 async def leased(flow: Flow) -> attempts.Lease:
@@ -55,7 +65,10 @@ async def test_claim_continues_at_its_mark(flow: Flow) -> None:
 
 
 async def test_loaded_message_is_complete(flow: Flow) -> None:
-    """A message has the exact payload text, the correlation id, the secret and the headers."""
+    """A message has the exact payload text and the correlation id, its lease the secret and the headers.
+
+    The claim and a load return the same message.
+    """
     created = await flow.daemon.fetchrow(
         "select * from webhookd.create_subscription('order.created', 'https://receiver.example/', "
         """headers => '{"X-Team": "seven"}')"""
@@ -68,18 +81,110 @@ async def test_loaded_message_is_complete(flow: Flow) -> None:
     )
     await flow.route()
     await flow.start()
-    leases = await flow.claim()
-    [delivery] = await attempts.load(flow.daemon, leases)
-    assert delivery == attempts.Message(
-        leases[0].job_id,
-        "order.created",
-        '{ "b":1.10, "a" : "\\u0000é" }',
-        "trace-7",
-        [created["signing_secret"]],
-        '{"X-Team": "seven"}',
+    [(lease, message)] = await attempts.claim(flow.daemon, "worker", 10, 60, 10)
+    assert message == attempts.Message(
+        lease.job_id, "order.created", "trace-7", '{ "b":1.10, "a" : "\\u0000é" }'
     )
-    await attempts.release(flow.daemon, leases)
-    assert await attempts.load(flow.daemon, leases) == []
+    assert [message] == await attempts.load(flow.daemon, [lease])
+    assert (lease.secrets, lease.headers) == ([created["signing_secret"]], '{"X-Team": "seven"}')
+    await attempts.release(flow.daemon, [lease])
+    assert await attempts.load(flow.daemon, [lease]) == []
+
+
+@pytest.mark.parametrize("usual", [True, False], ids=["usual", "with a held subscription"])
+async def test_claim_returns_shared_values_once(flow: Flow, *, usual: bool) -> None:
+    """URL, secrets and headers are in the first row of each subscription, the lease in the first of all.
+
+    claims_of gives them to every lease. A held subscription in the batch makes the claim choose again.
+    """
+    endpoints: dict[int, tuple[str, list[str], str]] = {}
+    for number in range(20):
+        url, headers = f"https://receiver.example/{number}", f'{{"x-number": "{number}"}}'
+        subscription_id = await flow.subscribe(callback_url=url, headers=headers)
+        secret = await flow.superuser.fetchval(
+            "select secret from webhookd.subscription_secrets where subscription_id = $1", subscription_id
+        )
+        secrets_of = [secret]
+        if number % 2:  # with an earlier secret they come from another expression
+            rotated = await subscriptions.rotate_secret(flow.daemon, subscription_id, 3600)
+            secrets_of.insert(0, rotated.signing_secret)
+        endpoints[subscription_id] = (url, secrets_of, headers)
+    held = min(endpoints)
+    for _ in range(5):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    if not usual:
+        await subscriptions.update(flow.daemon, held, {"active": False})
+        del endpoints[held]
+
+    rows = await flow.daemon.fetch("select * from webhookd.claim_jobs('worker', 1000, 60, 1000)")
+    assert [row["job_id"] for row in rows] == sorted(row["job_id"] for row in rows)
+    assert Counter(row["subscription_id"] for row in rows) == dict.fromkeys(endpoints, 5)
+    seen = set()
+    for row in rows:
+        expected: tuple[str, list[str], str] | tuple[None, None, None] = (None, None, None)
+        if row["subscription_id"] not in seen:
+            expected = endpoints[row["subscription_id"]]
+            seen.add(row["subscription_id"])
+        assert (row["callback_url"], row["secrets"], row["headers"]) == expected, row["job_id"]
+    lease_columns = ("lease_token", "lease_until", "claimed_at", "resume_from")
+    assert None not in [rows[0][name] for name in lease_columns]
+    assert {row[name] for row in rows[1:] for name in lease_columns} == {None}
+
+    stored = await flow.superuser.fetch(
+        "select distinct lease_token, lease_until, lease_until - interval '60 s' from "
+        "webhookd.webhook_delivery_jobs where status = 'Leased'"
+    )
+    assert [tuple(row) for row in stored] == [tuple(rows[0][name] for name in lease_columns[:3])]
+    for lease, _ in attempts.claims_of([tuple(row) for row in rows]):
+        assert (lease.callback_url, lease.secrets, lease.headers) == endpoints[lease.subscription_id]
+        assert (lease.lease_token, lease.resume_from) == (rows[0]["lease_token"], rows[0]["job_id"])
+    await attempts.release(
+        flow.daemon, [claim.lease for claim in attempts.claims_of([tuple(row) for row in rows])]
+    )
+    [again, *_] = await flow.claim()
+    assert again.lease_token != rows[0]["lease_token"], "a late report of the first lease must be refused"
+
+
+async def test_claim_without_payloads_reads_no_event(flow: Flow) -> None:
+    """It returns everything to send but the event, and the payloads are loaded afterwards."""
+    await flow.subscribe()
+    event_id = await flow.publish(payload='{"n": 1.10}')
+    await flow.route()
+    await flow.start()
+    [row] = await flow.daemon.fetch(
+        "select * from webhookd.claim_jobs('worker', 10, 60, 10, with_payloads => false)"
+    )
+    assert (row["event_id"], row["event_type"], row["correlation_id"], row["payload"]) == (
+        event_id,
+        None,
+        None,
+        None,
+    )
+    [(lease, message)] = attempts.claims_of([tuple(row)])
+    assert message is None
+    assert (lease.callback_url, len(lease.secrets)) == (ADDRESS, 1)
+    [loaded] = await attempts.load(flow.daemon, [lease])
+    assert loaded == (lease.job_id, EVENT_TYPE, None, '{"n": 1.10}')
+
+
+async def test_subscription_held_during_the_claim_has_no_url(flow: Flow, database: Database) -> None:
+    """Its jobs were chosen before, but nothing may be sent to the new address; others keep theirs."""
+    changed, sound = await flow.subscribe(), await flow.subscribe()
+    await flow.publish()
+    await flow.route()
+    await flow.start()
+    # The claim waits between the choice of its jobs and the statement that leases them.
+    await HOLDABLE_CLAIM.take_away(flow.superuser)
+    async with flow.superuser.transaction():
+        await flow.superuser.execute(HOLD_CLAIM)
+        claiming = asyncio.create_task(flow.claim())
+        await until_blocked(flow.superuser, flow.daemon.get_server_pid(), flow.superuser.get_server_pid())
+        other = await database.connect("daemon")
+        await subscriptions.update(other, changed, {"callback_url": "https://elsewhere.example/"})
+    urls = {lease.subscription_id: lease.callback_url for lease in await claiming}
+    assert urls == {changed: "", sound: ADDRESS}
 
 
 async def test_claim_returns_small_payloads(flow: Flow) -> None:
@@ -98,20 +203,32 @@ async def test_claim_returns_small_payloads(flow: Flow) -> None:
     assert [one for one in sorted(loaded) if one in with_delivery] == with_delivery
 
 
-async def test_unreadable_payload_can_be_claimed(flow: Flow) -> None:
-    """A claim that failed would repeat forever, so only loading the payload fails, with the reason."""
-    await flow.daemon.execute("select webhookd.rotate_secret($1, 86400)", await flow.subscribe())
-    await flow.superuser.execute(
-        "create or replace function webhookd.live_secrets(of webhookd.subscription_secrets) returns text[] "
-        "language plpgsql as $$ begin raise exception using errcode = 'XX001'; end $$"
-    )
-    await flow.publish()
+async def test_unreadable_event_can_be_claimed(flow: Flow) -> None:
+    """A claim that failed would repeat forever, so only loading that event fails, with the reason."""
+    await flow.subscribe()
+    damaged, sound = [await flow.publish() for _ in range(2)]
     await flow.route()
     await flow.start()
-    [claim] = await attempts.claim(flow.daemon, "worker", 10, 60, 10)
-    assert claim.message is None
+    # A row security policy runs for each row that is read, as reading a damaged page would.
+    await flow.superuser.execute(
+        f"""
+        create function public.readable(event_id bigint) returns boolean language plpgsql as $$
+        begin
+            if event_id = {damaged} then raise exception using errcode = 'XX001'; end if;
+            return true;
+        end $$;
+        create policy damaged on webhookd.events using (public.readable(id));
+        alter table webhookd.events enable row level security
+        """
+    )
+    claims = {
+        claim.lease.event_id: claim for claim in await attempts.claim(flow.daemon, "worker", 10, 60, 10)
+    }
+    assert {event_id: claim.message for event_id, claim in claims.items()} == {damaged: None, sound: None}
     with pytest.raises(asyncpg.DataCorruptedError):
-        await attempts.load(flow.daemon, [claim.lease])
+        await attempts.load(flow.daemon, [claims[damaged].lease])
+    [loaded] = await attempts.load(flow.daemon, [claims[sound].lease])
+    assert loaded.payload == "{}"
 
 
 async def test_load_is_bounded(flow: Flow) -> None:

@@ -32,7 +32,11 @@ PLANTED = {
     """,
     "I3": "update webhookd.webhook_delivery_sagas set status = 'Pending' where id = {completed}",
     "I4": "update webhookd.webhook_delivery_sagas set attempt_count = 7 where id = {completed}",
-    "I5": "delete from webhookd.webhook_delivery_jobs where saga_id = {in_progress}",
+    "I5 a saga InProgress": "delete from webhookd.webhook_delivery_jobs where saga_id = {in_progress}",
+    "I5 the job of a saga": """
+        update webhookd.webhook_delivery_sagas set job_id = job_id + 1 where id = {completed}
+    """,
+    "I5 an attempt": "update webhookd.webhook_delivery_jobs set attempt = 2 where saga_id = {completed}",
     "I6": """
         update public.receipts set received_at = received_at + interval '1 minute'
         where saga_id = {completed}

@@ -106,6 +106,10 @@ async def test_calls_are_linear_in_the_batch(fresh_database: Database, statistic
         leases.extend(await stages.claim(BATCH))
         reports.extend(attempts.Report(lease.job_id, lease.lease_token, 200) for lease in leases)
 
+    async def complete() -> None:
+        assert len(await sagas.complete(stages.daemon, others)) == BATCH
+
+    others = await leased(flow)
     await ingest.publish(flow.daemon, [ingest.NewEvent("order.created", "{}")] * BATCH)
     steps: dict[str, Callable[[], Awaitable[object]]] = {
         "route": stages.route,
@@ -115,6 +119,7 @@ async def test_calls_are_linear_in_the_batch(fresh_database: Database, statistic
         "report": lambda: attempts.report(stages.daemon, reports),
         "report again": lambda: attempts.report(stages.daemon, reports),
         "apply": stages.apply,
+        "complete": complete,
     }
     touched = {name: await most_rows_of_a_node(flow.superuser, step) for name, step in steps.items()}
     assert len(reports) == BATCH

@@ -57,8 +57,9 @@ class Delivery(RuleBasedStateMachine):
         self.flow = flow
         self.world = World()
         self.leases: list[attempts.Lease] = []  # every lease of this example
-        self.sent: set[UUID] = set()  # leases whose request was sent
-        self.released: set[UUID] = set()  # leases released before sending
+        # All leases of a claim have the same token.
+        self.sent: set[tuple[int, UUID]] = set()  # leases whose request was sent
+        self.released: set[tuple[int, UUID]] = set()  # leases released before sending
         self.run(self.empty())
 
     def run(self, step: Awaitable[Result]) -> Result:
@@ -126,8 +127,8 @@ class Delivery(RuleBasedStateMachine):
     def go_round(self, size: int, slots: int, limits: tuple[int, int], answers: list[int]) -> None:
         """Run all stages once, so that states at the end of a delivery occur often enough."""
         held = [lease for lease in self.leases if self.held(lease)]
-        for lease, answer in zip(held, answers, strict=False):
-            self.send(lease, answer)
+        for place, (lease, answer) in enumerate(zip(held, answers, strict=False)):
+            self.send(lease, answer, at_once=place % 2 == 0)
         self.apply(limits[0], 4, due_at_once=True)
         self.publish("order.created", None)
         self.route(size)
@@ -185,7 +186,7 @@ class Delivery(RuleBasedStateMachine):
         made = self.new_jobs()
         for started in outcome:
             subscription = self.world.subscriptions[started.subscription_id]
-            room = max(0, min(quota, window - self.world.active_jobs(subscription)))
+            room = max(0, min(quota, window - self.world.in_progress(subscription)))
             jobs_made = [job for job in made if job.saga.subscription is subscription]
             dead_lettered = [self.world.sagas[dead.saga_id] for dead in started.dead_lettered]
             taken = min(room, len(due[subscription.id])) if subscription.deliverable else 0
@@ -253,20 +254,23 @@ class Delivery(RuleBasedStateMachine):
         self.leases += leased
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), answer=ANSWERS)
-    def report(self, data: st.DataObject, answer: int) -> None:
-        """Send and report: in time, late, again, or after the lease was lost."""
+    @rule(data=st.data(), answer=ANSWERS, at_once=st.booleans())
+    def report(self, data: st.DataObject, answer: int, *, at_once: bool) -> None:
+        """Send and report: in time, late, again, or after the lease was lost; successes also in one call."""
         lease = self.some_lease(data)
-        if lease.lease_token not in self.released:  # a released lease has nothing to report
-            self.send(lease, answer)
+        if key_of(lease) not in self.released:  # a released lease has nothing to report
+            self.send(lease, answer, at_once=at_once)
 
-    def send(self, lease: attempts.Lease, response_status: int) -> None:
-        """Send the request if it was not sent yet, and report its answer."""
-        if lease.lease_token not in self.sent:
-            self.sent.add(lease.lease_token)
+    def send(self, lease: attempts.Lease, response_status: int, *, at_once: bool) -> None:
+        """Send the request if it was not sent yet, and report its answer; `at_once` applies a success too."""
+        if key_of(lease) not in self.sent:
+            self.sent.add(key_of(lease))
             receipt = (lease.saga_id, lease.job_id, response_status)
             self.run(self.flow.superuser.execute("insert into public.receipts values ($1, $2, $3)", *receipt))
         job = self.world.jobs[lease.job_id]
+        if at_once and 200 <= response_status < 300:
+            self.complete(lease, response_status)
+            return
         verdict = self.run(self.flow.report(lease, response_status))
         if job.lease_token != lease.lease_token:
             assert verdict is ReportVerdict.STALE
@@ -277,6 +281,16 @@ class Delivery(RuleBasedStateMachine):
             delivered = 200 <= response_status < 300
             job.status = AttemptStatus.COMPLETED if delivered else AttemptStatus.FAILED
             job.error_code = None if delivered else f"HTTP_{response_status}"
+
+    def complete(self, lease: attempts.Lease, response_status: int) -> None:
+        """Record and apply a success in one call, if the lease is still held."""
+        job, held = self.world.jobs[lease.job_id], self.held(lease)
+        report = attempts.Report(lease.job_id, lease.lease_token, response_status)
+        completed = self.run(sagas.complete(self.flow.daemon, [report]))
+        assert completed == ({job.id: job.saga.subscription.id} if held else {})
+        if held:
+            job.status = AttemptStatus.COMPLETED
+            self.world.apply(job, MUCH, due_at_once=False)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -290,12 +304,12 @@ class Delivery(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         """Release a lease before sending; a lost lease cannot be released."""
         lease = self.some_lease(data)
-        if lease.lease_token in self.sent:
+        if key_of(lease) in self.sent:
             return
         job = self.world.jobs[lease.job_id]
         held = self.held(lease)
         assert self.run(attempts.release(self.flow.daemon, [lease])) == ([job.id] if held else [])
-        self.released.add(lease.lease_token)
+        self.released.add(key_of(lease))
         if held:
             job.status, job.lease_token = AttemptStatus.PENDING, None
 
@@ -382,8 +396,8 @@ class Delivery(RuleBasedStateMachine):
             (event_id,) for event_id in self.world.unrouted
         }
         assert self.rows(
-            "select id, event_id, subscription_id, dead_letter_id, status, attempt_count, final_error_code "
-            "from webhookd.webhook_delivery_sagas"
+            "select id, event_id, subscription_id, dead_letter_id, status, attempt_count, final_error_code, "
+            "job_id from webhookd.webhook_delivery_sagas"
         ) == {
             (
                 saga.id,
@@ -393,6 +407,7 @@ class Delivery(RuleBasedStateMachine):
                 saga.status.value,
                 saga.attempt_count,
                 saga.error_code,
+                max((job.id for job in self.world.jobs.values() if job.saga is saga), default=None),
             )
             for saga in self.world.sagas.values()
         }
@@ -476,6 +491,11 @@ class Delivery(RuleBasedStateMachine):
             self.world.dead_letters[transition.dead_letter_id] = saga
 
 
+def key_of(lease: attempts.Lease) -> tuple[int, UUID]:
+    """Return what identifies a lease."""
+    return lease.job_id, lease.lease_token
+
+
 async def audited(database: Database) -> Flow:
     """Open a database that records every change of a saga."""
     flow = await Flow.open(database)
@@ -496,10 +516,14 @@ MISTAKES = [
     Weakened("publish_many", "where e.id <> g.id and", "where false and"),
     Weakened("route_events", "and s.active and s.verified", "and s.active"),
     Weakened("start_due_sagas", "- a.active", "- 0"),
-    Weakened("start_due_sagas", "d.attempt_count < d.attempt_limit and"),
+    Weakened("start_due_sagas", "d.attempt_count < w.attempt_limit", "true"),
     Weakened("start_due_sagas", "and u.active and u.verified"),
-    Weakened("claim_jobs", "and u.active and u.verified"),
-    Weakened("claim_jobs", "subscription_slots - coalesce(b.used, 0)", "1000"),
+    Weakened("claim_jobs", "and k.active and k.verified"),
+    Weakened("claim_jobs", "c.jobs <= subscription_slots - coalesce(b.used, 0)", "true"),
+    Weakened("choose_jobs", "and u.active and u.verified"),
+    Weakened("choose_jobs", "subscription_slots - coalesce(b.used, 0)", "1000"),
+    Weakened("complete_deliveries", "and j.lease_token = g.lease_token"),
+    Weakened("complete_deliveries", "finished_at = now(), result_applied_at = now()", "finished_at = now()"),
     Weakened("report_results", "and j.lease_token = g.lease_token"),
     Weakened("release_jobs", "lease_token = null", "lease_token = j.lease_token"),
     Weakened("settle_results", "when s.attempt_count + 1 >=", "when s.attempt_count >="),

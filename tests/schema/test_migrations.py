@@ -490,11 +490,11 @@ async def test_older_functions_are_replaced(database: Database, version: str) ->
 
 
 def test_planner_settings_are_only_in_planner_sql() -> None:
-    """A function file sets nothing but search_path."""
+    """A function file sets nothing but search_path; test_roles.py says which functions do without."""
     for file in shipped().functions:
         headers = re.findall(r"^create or replace function.*?\$\$", file.text, re.MULTILINE | re.DOTALL)
         for header in headers:
-            assert set(re.findall(r"\bset (\w+) =", header)) == {"search_path"}, header
+            assert set(re.findall(r"\bset (\w+) =", header)) <= {"search_path"}, header
 
 
 async def test_planner_settings_survive_a_changed_function(database: Database) -> None:

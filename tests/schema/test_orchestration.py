@@ -95,9 +95,12 @@ async def test_attempts_of_a_saga_have_distinct_due_times(flow: Flow) -> None:
     await flow.superuser.execute(
         """
         with moved as (
-            update webhookd.webhook_delivery_sagas set status = 'InProgress'
-            returning id, subscription_id, next_attempt_at)
-        insert into webhookd.webhook_delivery_jobs (saga_id, subscription_id, attempt_at) select * from moved
+            update webhookd.webhook_delivery_sagas
+            set status = 'InProgress', job_id = nextval('webhookd.webhook_delivery_jobs_id_seq')
+            returning job_id, id, subscription_id, event_id, 1, next_attempt_at)
+        insert into webhookd.webhook_delivery_jobs (
+            id, saga_id, subscription_id, event_id, attempt, attempt_at)
+        overriding system value select * from moved
         """
     )
     [lease] = await flow.claim()

@@ -72,24 +72,27 @@ BURY = POLICY._replace(max_attempts=1)
 SERVED_BY = {
     "publish_many": (),
     "publish_many, keys": ("uniq_event_idempotency_key",),
-    "route_events": ("event_routing_queue_pkey", "events_pkey", "uniq_saga_event_subscription"),
-    "due_subscriptions": ("idx_saga_subscription_due",),
+    "route_events": ("event_routing_queue_pkey", "events_pkey"),
+    "due_subscriptions": ("idx_saga_pending", "idx_saga_subscription_due"),
     "backlog": (
         "event_routing_queue_pkey",
         "events_pkey",
+        "idx_saga_pending",
         "idx_saga_subscription_due",
         "idx_saga_status_retry",
         "idx_job_status_lease",
         "idx_job_unapplied",
     ),
     "start_due_sagas": (
-        "idx_job_subscription_active",
+        "idx_saga_in_progress",
+        "idx_saga_pending",
         "idx_saga_subscription_due",
         "webhook_delivery_sagas_pkey",
     ),
-    "claim_jobs": ("idx_job_status_lease", "webhook_delivery_jobs_pkey", "webhook_delivery_sagas_pkey"),
+    "claim_jobs": ("idx_job_status_lease", "webhook_delivery_jobs_pkey", "events_pkey"),
     "release_jobs": ("webhook_delivery_jobs_pkey",),
-    "load_deliveries": ("webhook_delivery_jobs_pkey", "webhook_delivery_sagas_pkey", "events_pkey"),
+    "load_payloads": ("webhook_delivery_jobs_pkey", "events_pkey"),
+    "complete_deliveries": ("webhook_delivery_jobs_pkey", "webhook_delivery_sagas_pkey"),
     "report_results": ("webhook_delivery_jobs_pkey",),
     "apply_results, successes known": ("webhook_delivery_jobs_pkey", "webhook_delivery_sagas_pkey"),
     "apply_results, successes": (
@@ -112,11 +115,15 @@ SERVED_BY = {
     "requeue_dead_letters, time": ("idx_dead_failed", "uniq_saga_dead_letter"),
 }
 # Without these PostgreSQL refuses ON CONFLICT; without the others a call reads more.
-ARBITERS = ("uniq_event_idempotency_key", "uniq_saga_event_subscription", "uniq_saga_dead_letter")
+ARBITERS = ("uniq_event_idempotency_key", "uniq_saga_dead_letter")
 # These replace each other here, where dead letters are few; test_pages.py checks each.
 OF_DEAD_LETTERS = ("idx_dead_error", "idx_dead_failed", "idx_dead_subscription")
+# Others replace these for a few retries: the backlog counts no more of them than a batch.
+OF_RETRIES = ("idx_saga_status_retry", "idx_saga_subscription_due")
 INDEXES = sorted(
-    {index for indexes in SERVED_BY.values() for index in indexes}.difference(ARBITERS, OF_DEAD_LETTERS)
+    {index for indexes in SERVED_BY.values() for index in indexes}.difference(
+        ARBITERS, OF_DEAD_LETTERS, OF_RETRIES
+    )
 )
 
 
@@ -181,12 +188,17 @@ class Rounds:
     async def _deliver(self) -> None:
         leases = await self._watch("claim_jobs", lambda c: claim(c, BATCH))
         assert len(leases) == BATCH
-        returned, known, delivered, failed = leases[:20], leases[20:40], leases[40:70], leases[70:]
+        returned, completed, known, delivered, failed = (
+            leases[start:end] for start, end in ((0, 20), (20, 30), (30, 40), (40, 70), (70, BATCH))
+        )
         assert len(await self._watch("release_jobs", lambda c: attempts.release(c, returned))) == len(
             returned
         )
-        loaded = await self._watch("load_deliveries", lambda c: attempts.load(c, leases[20:]))
+        loaded = await self._watch("load_payloads", lambda c: attempts.load(c, leases[20:]))
         assert len(loaded) == len(leases[20:])
+        reports = [attempts.Report(lease.job_id, lease.lease_token, 200) for lease in completed]
+        done = await self._watch("complete_deliveries", lambda c: sagas.complete(c, reports))
+        assert len(done) == len(completed)
         await self._report(known, 200)
         ids = [lease.job_id for lease in known]
         applied = await self._watch(

@@ -436,7 +436,7 @@ async def test_payloads_are_kept_byte_for_byte(flow: Flow, application: Connecti
     await flow.start()
     leases = await flow.claim()
     rows = await flow.daemon.fetch(
-        "select job_id, payload, convert_to(payload, 'UTF8') as bytes from webhookd.load_deliveries($1, $2)",
+        "select job_id, payload, convert_to(payload, 'UTF8') as bytes from webhookd.load_payloads($1, $2)",
         [lease.job_id for lease in leases],
         [lease.lease_token for lease in leases],
     )

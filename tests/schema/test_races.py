@@ -280,8 +280,8 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened | Dropped]] = {
     sweep_during_a_start: [Weakened("dead_letter_exhausted", SKIP_LOCKED)],
     two_claimers: [Weakened("claim_jobs", SKIP_LOCKED), Weakened("claim_jobs", "for update skip locked")],
     two_probes: [
-        Weakened("claim_jobs", "for update skip locked);", ");"),
-        Weakened("claim_jobs", "when r.subscription_id = any(probe_ids) then 1 else 0", "else 1"),
+        Weakened("choose_jobs", "for update skip locked);", ");"),
+        Weakened("choose_jobs", "when r.subscription_id = any(probe_ids) then 1 else 0", "else 1"),
     ],
     two_reapers: [Weakened("reset_expired_leases", SKIP_LOCKED)],
     two_requeues: [Dropped("uniq_saga_dead_letter", ON_REQUEUED, ("requeue_dead_letter",))],

@@ -14,13 +14,19 @@ async def test_duplicate_event_is_stored_once(flow: Flow) -> None:
 
 
 async def test_event_routed_twice_has_one_saga(flow: Flow) -> None:
-    """The unique index prevents a second saga when an event is put back into the queue."""
+    """The unique index prevents a second saga when an event is put back; others of the batch are routed."""
     await flow.subscribe()
     event_id = await flow.publish()
     assert (await flow.route()).sagas == 1
-    await flow.superuser.execute("insert into webhookd.event_routing_queue values ($1)", event_id)
+    await flow.superuser.execute(
+        "insert into webhookd.event_routing_queue select id, event_type from webhookd.events"
+    )
+    new_id = await flow.publish()
     again = await flow.route()
-    assert (again.events, again.sagas) == (1, 0)
+    assert (again.events, again.sagas) == (2, 1)
+    rows = await flow.daemon.fetch("select event_id from webhookd.webhook_delivery_sagas order by id")
+    assert [row["event_id"] for row in rows] == [event_id, new_id]
+    assert await flow.superuser.fetchval("select count(*) from webhookd.event_routing_queue") == 0
 
 
 async def test_expired_lease_is_reset_and_delivered_again(flow: Flow) -> None:

@@ -55,12 +55,11 @@ async def change_log(flow: Flow, subscription_id: int) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
-async def delivery(flow: Flow) -> attempts.Message:
-    """Return the message of the only waiting attempt; the attempt waits again afterwards."""
+async def delivery(flow: Flow) -> attempts.Lease:
+    """Return a lease of the only waiting attempt; the attempt waits again afterwards."""
     [lease] = await flow.claim()
-    [loaded] = await attempts.load(flow.daemon, [lease])
     assert await attempts.release(flow.daemon, [lease]) == [lease.job_id]
-    return loaded
+    return lease
 
 
 async def with_attempt(flow: Flow, subscription_id: int) -> int:
@@ -344,7 +343,7 @@ async def test_overrides_are_set_and_removed(flow: Flow) -> None:
 
 
 async def test_headers_are_replaced_completely(flow: Flow) -> None:
-    """New headers replace all old ones, from the next load on."""
+    """New headers replace all old ones, from the next claim on."""
     created = await subscriptions.create(flow.daemon, EVENT_TYPE, ADDRESS, headers='{"a": "1", "b": "2"}')
     await flow.verify(created.subscription_id)
     await with_attempt(flow, created.subscription_id)
@@ -437,7 +436,7 @@ async def test_each_earlier_secret_ends_at_its_own_time(flow: Flow) -> None:
     assert (await delivery(flow)).secrets == [third]
 
 
-async def test_secrets_are_loaded_newest_first(flow: Flow) -> None:
+async def test_secrets_are_returned_newest_first(flow: Flow) -> None:
     """The order is that of the rotations, even if a newer secret ends earlier."""
     created = await subscribed_with_attempt(flow)
     second = await rotate(flow, created.subscription_id, 3 * HOUR_SECONDS)

@@ -13,6 +13,7 @@ from tests.support.flow import LARGE, Flow
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, finished, until
 from webhookd.core.errors import DatabaseFault, DatabaseUnavailable
 from webhookd.core.settings import DeliverySettings, ServicesSettings, Settings
+from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
 from webhookd.deliveries import attempts
 from webhookd.deliveries.reaper import Reaper
@@ -232,6 +233,9 @@ async def test_next_claim_starts_when_one_of_two_loads_ends(
             assert [await started.get(), await started.get()] == [0, 1]
             ends[0].set()
             assert await started.get() == 2
+        for end in ends:
+            end.set()
+        await asyncio.wait(worker._loading)
 
 
 async def test_reports_survive_a_failover(flow: Flow, parts: Parts, database: Database) -> None:
@@ -282,7 +286,7 @@ async def test_temporary_fault_loses_no_report(
     await start_attempts(flow, 20)
     reporter = reporter_of(parts)
     for lease in await flow.claim():
-        reporter.put(Finished(lease, attempts.Report(lease.job_id, lease.lease_token, 200)))
+        reporter.put(Finished(lease, attempts.Report(lease.job_id, lease.lease_token, 500)))
     right = "execute on function webhookd.report_results"
     await flow.superuser.execute(f"revoke {right} from webhookd_app")
     report, calls = attempts.report, 0
@@ -299,3 +303,17 @@ async def test_temporary_fault_loses_no_report(
         await reporter.drained()
     assert calls > 12
     assert await flow.daemon.fetchval(LEASED) == 0
+
+
+async def test_success_is_stored_in_two_steps_if_one_call_fails(flow: Flow, parts: Parts) -> None:
+    """Without complete_deliveries, successes are recorded, and applied by the applier."""
+    await start_attempts(flow, 3)
+    reporter = reporter_of(parts)
+    await flow.superuser.execute("revoke execute on function webhookd.complete_deliveries from webhookd_app")
+    for lease in await flow.claim():
+        reporter.put(Finished(lease, attempts.Report(lease.job_id, lease.lease_token, 200)))
+    async with running(reporter.run):
+        await reporter.drained()
+    assert await flow.daemon.fetchval(LEASED) == 0
+    applied = await flow.apply()
+    assert [transition.status for transition in applied] == [SagaStatus.COMPLETED] * 3

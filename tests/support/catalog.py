@@ -72,7 +72,10 @@ def update(table: str, changes: "Mapping[str, str]", key: str = "id") -> str:
 def insert(table: str, values: "Mapping[str, str]", source: str) -> str:
     """Return an INSERT of the expressions, computed from the row $1 of a source."""
     names, expressions = ", ".join(values), ", ".join(values.values())
-    return f"insert into {table} ({names}) select {expressions} from {source} where id = $1"
+    return (
+        f"insert into {table} ({names}) overriding system value "
+        f"select {expressions} from {source} where id = $1"
+    )
 
 
 @contextlib.asynccontextmanager

@@ -49,8 +49,8 @@ class Dropped:
 
 # Loading a payload after a claim waits while a test holds the advisory lock; a claim does not wait.
 HOLDABLE_LOADING = Weakened(
-    "load_deliveries",
-    "perform require(small_only",
-    "perform pg_advisory_xact_lock_shared(7) where not small_only; perform require(small_only",
+    "load_payloads",
+    "perform require(",
+    "perform pg_advisory_xact_lock_shared(7); perform require(",
 )
 HOLD_LOADING = "select pg_advisory_xact_lock(7)"

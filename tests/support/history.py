@@ -202,10 +202,10 @@ HISTORY = (
     """,
     f"""
     insert into webhookd.webhook_delivery_sagas (
-        event_id, subscription_id, status, attempt_count, next_attempt_at, final_error_code)
+        event_id, subscription_id, status, job_id, attempt_count, next_attempt_at, final_error_code)
     select s.event_id, s.subscription_id,
            case when s.dead then 'DeadLettered' else 'Completed' end::webhookd.saga_status,
-           1, now() - interval '1 day' + s.i * interval '1 ms',
+           s.i + 1, 1, now() - interval '1 day' + s.i * interval '1 ms',
            case when s.dead and s.subscription_id = {SUBSCRIPTION_OF_RARE_ERROR} then '{RARE_ERROR}'
                 when s.dead then 'HTTP_500' end
     from (
@@ -221,9 +221,9 @@ HISTORY = (
     """,
     """
     insert into webhookd.webhook_delivery_jobs (
-        saga_id, subscription_id, status, lease_until, attempt_at, response_status, error_code, worker_id,
-        lease_token, result_applied_at, finished_at)
-    select s.id, s.subscription_id,
+        saga_id, subscription_id, event_id, attempt, status, lease_until, attempt_at, response_status,
+        error_code, worker_id, lease_token, result_applied_at, finished_at)
+    select s.id, s.subscription_id, s.event_id, 1,
            case when s.final_error_code is null then 'Completed' else 'Failed' end::webhookd.job_status,
            s.next_attempt_at, s.next_attempt_at, case when s.final_error_code is null then 200 end,
            s.final_error_code, 'worker', gen_random_uuid(), s.next_attempt_at, s.next_attempt_at

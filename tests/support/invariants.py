@@ -76,6 +76,19 @@ INVARIANTS = {
         left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id and j.result_applied_at is null
         group by s.id having count(j.id) <> case when s.status = 'InProgress' then 1 else 0 end
     """,
+    "I5 the job of a saga is not its last one": """
+        select s.id from webhookd.webhook_delivery_sagas s
+        left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id
+        group by s.id having s.job_id is distinct from max(j.id)
+    """,
+    "I5 an attempt has another event, subscription or number than its saga gives it": """
+        select j.id from (
+            select *, row_number() over (partition by saga_id order by id) as place
+            from webhookd.webhook_delivery_jobs) j
+        join webhookd.webhook_delivery_sagas s on s.id = j.saga_id
+        where (j.event_id, j.subscription_id, j.attempt)
+            is distinct from (s.event_id, s.subscription_id, j.place)
+    """,
     # Uses the time of the report, which follows the answer: result_applied_at is the start of the transaction
     # that applied the result, and may be before the request. An expired lease explains one late request, and
     # so does a lost answer: a failed attempt whose request may arrive after another attempt succeeded.

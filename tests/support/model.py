@@ -103,9 +103,12 @@ class World:
             if saga.subscription is subscription and saga.status in WAITING and saga.due
         ]
 
-    def active_jobs(self, subscription: Subscription) -> int:
+    def in_progress(self, subscription: Subscription) -> int:
         """Return how much of the window is used."""
-        return sum(job.active and job.saga.subscription is subscription for job in self.jobs.values())
+        return sum(
+            saga.status is SagaStatus.IN_PROGRESS and saga.subscription is subscription
+            for saga in self.sagas.values()
+        )
 
     def claimed(self, wanted: int, slots: int) -> list[int]:
         """Return the attempts that a claim gets: the oldest, limited by the slots of each subscription."""

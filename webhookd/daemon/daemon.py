@@ -54,6 +54,7 @@ from webhookd.deliveries.ingest import GroupCommit
 from webhookd.deliveries.reaper import Reaper
 from webhookd.deliveries.reporter import Reporter
 from webhookd.deliveries.router import Router
+from webhookd.deliveries.short_path import ShortPath
 from webhookd.deliveries.starter import Starter
 from webhookd.deliveries.worker import Worker
 from webhookd.http.docs import Documents
@@ -88,9 +89,14 @@ class Api(Site):
     """The complete API."""
 
     def __init__(
-        self, context: Context, listening: socket.socket, client: GuardedClient, health: Health
+        self,
+        context: Context,
+        listening: socket.socket,
+        client: GuardedClient,
+        health: Health,
+        short_path: ShortPath | None,
     ) -> None:
-        self._ingest = GroupCommit(context)
+        self._ingest = GroupCommit(context, short_path)
         database = QueryRunner(context.pool)
         self._claims = WaitingClaims(context, database)
         resources = (
@@ -156,6 +162,9 @@ class Daemon:
         self._client = GuardedClient(client_options(settings, sockets.addresses))
         self._reporter = Reporter(self._context)
         self._worker = Worker(self._context, self._client, self._reporter)
+        stages = {"routing", "orchestration", "delivery"}
+        is_complete = stages <= set(settings.services.enabled)
+        self._short_path = ShortPath(self._context, self._worker) if is_complete else None
         self._limit_sweeper = LimitSweeper(self._context)
         self._monitor = Monitor(self._context)
         self._status = StatusReporter(self._context, self._monitor, in_flight=lambda: self._worker.in_flight)
@@ -223,7 +232,9 @@ class Daemon:
         if watchdog_interval_seconds():
             services.append(Service("watchdog", watchdog))
         if self._sockets.api:
-            services.append(Service("api", Api(context, self._sockets.api, self._client, health).run))
+            services.append(
+                Service("api", Api(context, self._sockets.api, self._client, health, self._short_path).run)
+            )
         if self._sockets.health:
             site = Site(self._sockets.health, context.settings, health.routes())
             services.append(Service("health", site.run))
@@ -236,7 +247,7 @@ class Daemon:
         context = self._context
         match name:
             case "routing":
-                return [Service("routing", Router(context).run)]
+                return [Service("routing", Router(context, self._short_path).run)]
             case "orchestration":
                 return [
                     Service("orchestration", Starter(context).run),

@@ -20,7 +20,8 @@ _BY_INDEX = """
     set local enable_sort = off; set local enable_bitmapscan = off; set local enable_seqscan = off;
     set local jit = off"""
 
-_PIECE = "select * from (select {shown} from {table} where {start} order by {order} limit {limit}) {alias}"
+_PIECE = """select * from (
+    select {shown} from {table} where {only} and {start} order by {order} limit {limit}) {alias}"""
 
 
 class Page(NamedTuple):
@@ -58,11 +59,13 @@ def piece(
     limit: int,
     arguments: Arguments,
     shown: str = "*",
+    only: str = "true",
 ) -> str:
     """Build a SELECT of the next rows of a table (`webhookd.events e`) that are in the range.
 
     `mark` has the values of the columns after `equal` in the last row of the previous page. `shown` names the
-    columns to read, including the range's, if the table has a column that the role may not read.
+    columns to read, including the range's, if the table has a column that the role may not read. `only` is
+    the predicate of a partial index, which must be literal text for the planner to use that index.
     """
     ends = [
         f"{column} = {arguments.add(value)}" for column, value in zip(part.columns, part.equal, strict=False)
@@ -73,6 +76,7 @@ def piece(
         shown=shown,
         table=table,
         alias=table.rsplit(maxsplit=1)[-1],
+        only=only,
         start=_start(part, mark, arguments),
         order=part.order,
         limit=arguments.add(limit),

@@ -1,5 +1,7 @@
 """Applies reported results to deliveries, each once: completed, retry later, or dead letter.
 
+Mostly failures: the reporter applies successes itself where it can.
+
 The decision is made in SQL (schema/deliveries/orchestration.sql). Woken by RESULTS; wakes SAGAS, because a
 result frees a place in its subscription's window. Runs beside the starter, not in turn with it: on a busy
 event loop each would wait for the other's round trip, and the workers for both. LimitSweeper dead-letters

@@ -3,42 +3,48 @@
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
+
+import asyncpg
 
 from webhookd.core.errors import DatabaseUnavailable
 from webhookd.core.states import AttemptStatus, ReportVerdict
 from webhookd.db.connection import Connection
 from webhookd.db.pool import Pool
+from webhookd.outbound.outcome import SUCCESS
 
 log = logging.getLogger(__name__)
 
 
 class Lease(NamedTuple):
-    """An attempt held by this worker until `lease_until`, and after that until the reaper resets it."""
+    """An attempt held by this worker until `lease_until`, and after that until the reaper resets it.
+
+    The leases of one claim share the values from `lease_token` on, those of a subscription the ones before.
+    """
 
     job_id: int
     saga_id: int
     subscription_id: int
     event_id: int
     attempt: int
+    lease_resets: int
+    callback_url: str  # empty: the subscription was held during the claim, so nothing may be sent
+    secrets: list[str]
+    headers: str  # a JSON object of strings
     lease_token: UUID
     lease_until: datetime
-    lease_resets: int
-    callback_url: str
     claimed_at: datetime
     resume_from: int  # where the next claim continues
 
 
 class Message(NamedTuple):
-    """The content to send for a lease, and the secrets to sign it with."""
+    """The content to send for a lease."""
 
     job_id: int
     event_type: str
-    payload: str
     correlation_id: str | None
-    secrets: list[str]
-    headers: str  # a JSON object of strings
+    payload: str
 
 
 class Claimed(NamedTuple):
@@ -59,6 +65,12 @@ class Report(NamedTuple):
     retry_after_seconds: float | None = None
     response_excerpt: bytes | None = None
 
+    @property
+    def is_success(self) -> bool:
+        return (
+            self.error_code is None and self.response_status is not None and self.response_status in SUCCESS
+        )
+
 
 class Reset(NamedTuple):
     """An expired lease: the attempt is Pending again, or Failed after too many resets."""
@@ -76,15 +88,7 @@ class Reset(NamedTuple):
 # not fit into the size limit of one load.
 Messages = dict[int, Message | None]
 
-# A small message comes with its lease. That saves a lone delivery one statement: 0.6 of 8.4 ms.
-_CLAIM = """
-    with claimed as materialized (select * from webhookd.claim_jobs($1, $2, $3, $4, $5, $6, $7))
-    select c.*, d.job_id, d.event_type, d.payload, d.correlation_id, d.secrets, d.headers
-    from claimed c left join webhookd.load_deliveries(
-        array(select l.job_id from claimed l), array(select l.lease_token from claimed l), true) d
-        on d.job_id = c.job_id
-"""
-_LEASE_COLUMNS = len(Lease._fields)
+_CLAIM = "select * from webhookd.claim_jobs($1, $2, $3, $4, $5, $6, $7, $8)"
 
 
 async def claim(
@@ -96,10 +100,13 @@ async def claim(
     slots_in_use: Mapping[int, int] | None = None,
     first_job_id: int = 0,
 ) -> list[Claimed]:
-    """Lease up to `wanted` attempts, for each subscription at most its free slots in this worker."""
+    """Lease up to `wanted` attempts, for each subscription at most its free slots in this worker.
+
+    If an event cannot be read (a damaged page, say), the claim is repeated without payloads: otherwise it
+    would fail forever. Loading them finds the damaged one.
+    """
     in_use = slots_in_use or {}
-    rows = await connection.fetch(
-        _CLAIM,
+    arguments = (
         worker_id,
         wanted,
         lease_seconds,
@@ -108,18 +115,52 @@ async def claim(
         list(in_use.values()),
         first_job_id,
     )
+    try:
+        rows = await connection.fetch(_CLAIM, *arguments, True)
+    except asyncpg.InternalServerError as error:  # also data_corrupted and index_corrupted
+        log.warning("a claim with payloads failed, claiming without: %s", error)
+        rows = await connection.fetch(_CLAIM, *arguments, False)
+    return claims_of([tuple(row) for row in rows])
+
+
+_NO_ENDPOINT: tuple[str, list[str], str] = ("", [], "{}")
+
+
+def claims_of(rows: Sequence[tuple[Any, ...]]) -> list[Claimed]:
+    """Read the rows of claim_jobs, in which one row has the values that several leases share.
+
+    Not by its place: SQL promises no order.
+    """
+    if not rows:
+        return []
+    endpoints = {row[2]: row[9:12] for row in rows if row[9] is not None}
+    shared = next(row[12:16] for row in rows if row[12] is not None)
     claims = []
     for row in rows:
-        values = tuple(row)
-        message = None if values[_LEASE_COLUMNS] is None else Message(*values[_LEASE_COLUMNS:])
-        claims.append(Claimed(Lease(*values[:_LEASE_COLUMNS]), message))
+        job_id, saga_id, subscription_id, event_id, attempt, lease_resets = row[:6]
+        event_type, correlation_id, payload = row[6:9]
+        callback_url, secrets, headers = endpoints.get(subscription_id, _NO_ENDPOINT)
+        lease = Lease(
+            job_id,
+            saga_id,
+            subscription_id,
+            event_id,
+            attempt,
+            lease_resets,
+            callback_url,
+            secrets,
+            headers,
+            *shared,
+        )
+        message = None if payload is None else Message(job_id, event_type, correlation_id, payload)
+        claims.append(Claimed(lease, message))
     return claims
 
 
 async def load(connection: Connection, leases: Sequence[Lease]) -> list[Message]:
     """Return the messages of leases that are still held."""
     rows = await connection.fetch(
-        "select * from webhookd.load_deliveries($1, $2)",
+        "select * from webhookd.load_payloads($1, $2)",
         [lease.job_id for lease in leases],
         [lease.lease_token for lease in leases],
     )

@@ -248,7 +248,7 @@ _ROUTING = """
 
 # The facts about a saga g and its subscription s: the last attempt (uniq_job_saga_attempt), the dead letter
 # that it became (idx_dead_saga), the saga that this was requeued as (uniq_saga_dead_letter), the endpoint's
-# health, and whether other attempts are in the way (idx_job_subscription_active, counted up to the window).
+# health, and whether other attempts are in the way (idx_saga_in_progress, counted up to the window).
 _FACTS = """
         s.id as subscription_id, s.callback_url, s.active, s.verified, s.max_attempts,
         g.id as saga_id, g.status, g.attempt_count, g.next_attempt_at, g.final_error_code, g.dead_letter_id,
@@ -257,14 +257,15 @@ _FACTS = """
         j.lease_until <= now() as is_lease_over,
         h.failing_since, d.id as buried_as, r.id as requeued_as,
         h.failing_since is not null and exists (
-            select from webhookd.webhook_delivery_jobs a
-            where a.subscription_id = s.id and a.finished_at is null and a.saga_id <> g.id
+            select from webhookd.webhook_delivery_sagas o
+            join webhookd.webhook_delivery_jobs a on a.id = o.job_id
+            where o.subscription_id = s.id and o.status = 'InProgress' and o.id <> g.id
                 and (g.status in ('Pending', 'PendingRetry') or (a.status = 'Leased') is true)
             ) as is_waiting_for_probe,
         case when g.status in ('Pending', 'PendingRetry') and g.next_attempt_at <= now() then
             (select count(*) from (
-                select from webhookd.webhook_delivery_jobs a
-                where a.subscription_id = s.id and a.finished_at is null limit $2) w) >= $2
+                select from webhookd.webhook_delivery_sagas o
+                where o.subscription_id = s.id and o.status = 'InProgress' limit $2) w) >= $2
             else false end as is_window_full"""
 _JOINS = """
     left join lateral (

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from webhookd.context import Context
 from webhookd.core.errors import DatabaseBusy, DatabaseUnavailable
@@ -69,15 +69,26 @@ async def publish(
 
     Waits for a key that is in another open transaction, up to the lock timeout (0: until that one ends).
     """
-    rows = await connection.fetch(
-        _PUBLISH,
+    rows = await connection.fetch(_PUBLISH, *arguments(events, lock_timeout_seconds))
+    return list(map(Accepted._make, rows))
+
+
+def arguments(events: Sequence[NewEvent], lock_timeout_seconds: float) -> tuple[object, ...]:
+    """Return the arguments of publish_many, and the lock timeout."""
+    return (
         [event.event_type for event in events],
         [event.payload for event in events],
         [event.idempotency_key for event in events],
         [event.correlation_id for event in events],
         f"{int(lock_timeout_seconds * 1000)}ms",
     )
-    return list(map(Accepted._make, rows))
+
+
+class ShortPath(Protocol):
+    """Publishes a few events and delivers them at once; see short_path.py."""
+
+    async def publish(self, events: Sequence[NewEvent], lock_timeout_seconds: float) -> list[Accepted] | None:
+        """Store the events, or return None without doing anything."""
 
 
 @dataclass(eq=False)
@@ -99,8 +110,9 @@ class _Waiting:
 class GroupCommit:
     """Stores events in groups. One task commits group after group while events are waiting."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, short_path: ShortPath | None = None) -> None:
         self._context = context
+        self._short_path = short_path
         self._numbers = count()
         self._waiting: dict[int, _Waiting] = {}
         self._waiting_characters = 0
@@ -150,7 +162,7 @@ class GroupCommit:
 
     async def _commit(self, group: list[_Waiting]) -> None:
         try:
-            accepted = await self._store([waiting.event for waiting in group], GROUP_LOCK_TIMEOUT_SECONDS)
+            accepted = await self._store_group([waiting.event for waiting in group])
         except DatabaseBusy:
             self._commit_each(group)
         except DatabaseUnavailable as error:
@@ -182,6 +194,14 @@ class GroupCommit:
             else:
                 waiting.succeed(accepted)
 
+    async def _store_group(self, events: Sequence[NewEvent]) -> list[Accepted]:
+        if self._short_path is not None:
+            accepted = await self._short_path.publish(events, GROUP_LOCK_TIMEOUT_SECONDS)
+            if accepted is not None:
+                self._count(accepted)
+                return accepted
+        return await self._store(events, GROUP_LOCK_TIMEOUT_SECONDS)
+
     async def _store(self, events: Sequence[NewEvent], lock_timeout_seconds: float) -> list[Accepted]:
         async with self._context.pool.connection() as connection:
             accepted = await publish(connection, events, lock_timeout_seconds=lock_timeout_seconds)
@@ -190,8 +210,11 @@ class GroupCommit:
 
     def stored(self, accepted: Sequence[Accepted]) -> None:
         """Count committed events and wake routing. The database notifies other processes."""
-        self._context.metrics.events_accepted.inc(sum(not event.duplicate for event in accepted))
+        self._count(accepted)
         self._context.wakeups.wake(Work.EVENTS)
+
+    def _count(self, accepted: Sequence[Accepted]) -> None:
+        self._context.metrics.events_accepted.inc(sum(not event.duplicate for event in accepted))
 
     def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

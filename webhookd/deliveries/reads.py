@@ -4,7 +4,7 @@ Lists are sorted newest first and paged by the id of the last row shown: see db/
 """
 
 from datetime import datetime
-from typing import NamedTuple, cast
+from typing import NamedTuple, assert_never, cast
 
 from webhookd.core.errors import Refusal, Refused
 from webhookd.core.states import SagaStatus
@@ -54,6 +54,36 @@ _EVENT_SAGAS = """
         select * from webhookd.webhook_delivery_sagas g where {0} and g.dead_letter_id is not null
         offset 0) g"""
 _MERGED = "select * from ({0}) g"
+# By idx_saga_in_progress, then sorted: there are no more than the windows allow. OFFSET 0 keeps the planner
+# from walking the primary key for the order.
+_IN_PROGRESS = """
+    select * from (
+        select * from webhookd.webhook_delivery_sagas g where g.status = 'InProgress' and {0} offset 0) g
+    where {1} order by g.id desc limit {2}"""
+# By idx_saga_pending: the newest saga of each subscription, then the sagas of the subscriptions with the
+# newest. A page costs a step for each subscription that has pending sagas, however many those are.
+_PENDING = """
+    with recursive found (subscription_id) as (
+        (select g.subscription_id from webhookd.webhook_delivery_sagas g where g.status = 'Pending'
+         order by g.subscription_id limit 1)
+        union all
+        select (select g.subscription_id from webhookd.webhook_delivery_sagas g
+                where g.status = 'Pending' and g.subscription_id > f.subscription_id
+                order by g.subscription_id limit 1)
+        from found f where f.subscription_id is not null
+    )
+    select g.* from (
+        select n.subscription_id
+        from found f cross join lateral (
+            select g.id, g.subscription_id from webhookd.webhook_delivery_sagas g
+            where g.status = 'Pending' and g.subscription_id = f.subscription_id and {0}
+            order by g.subscription_id desc, g.id desc limit 1) n
+        order by n.id desc limit {1}) n
+    cross join lateral (
+        select * from webhookd.webhook_delivery_sagas g
+        where g.status = 'Pending' and g.subscription_id = n.subscription_id and {0}
+        order by g.subscription_id desc, g.id desc limit {1}) g
+    order by g.id desc limit {1}"""
 
 # By uniq_job_saga_attempt.
 _ATTEMPTS = """
@@ -143,8 +173,7 @@ async def deliveries(
     elif subscription_id is not None:
         sagas = _sagas_of_subscription(page, subscription_id, status, arguments)
     else:
-        part = Range(("g.status", "g.id"), (status,)) if status else Range(("g.id",))
-        sagas = piece(_SAGAS, part, _id_mark(page), page.limit, arguments)
+        sagas = _sagas_by_status(page, status, arguments)
     return await fetch_by_index(connection, f"{_DELIVERIES.format(sagas)} order by g.id desc", arguments)
 
 
@@ -159,21 +188,59 @@ def _sagas_of_event(
     equals = {"g.event_id": event_id, "g.subscription_id": subscription_id, "g.status": status}
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
     sagas = _EVENT_SAGAS.format(" and ".join(tests))
-    after = "true" if page.after_id is None else f"g.id < {arguments.add(page.after_id)}"
-    return f"{sagas} where {after} order by g.id desc limit {arguments.add(page.limit)}"
+    return f"{sagas} where {_after(page, arguments)} order by g.id desc limit {arguments.add(page.limit)}"
 
 
 def _sagas_of_subscription(
     page: Page, subscription_id: int, status: SagaStatus | None, arguments: Arguments
 ) -> str:
-    """Select a page of each status by idx_saga_subscription_status, and merge them."""
-    columns = ("g.subscription_id", "g.status", "g.id")
+    """Select a page of each status by its index, and merge them."""
     pieces = [
-        piece(_SAGAS, Range(columns, (subscription_id, chosen)), _id_mark(page), page.limit, arguments)
+        _sagas_of_subscription_by_status(page, subscription_id, chosen, arguments)
         for chosen in ([status] if status else SagaStatus)
     ]
-    merged = _MERGED.format(" union all ".join(pieces))
+    merged = _MERGED.format(" union all ".join(f"({piece})" for piece in pieces))
     return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
+
+
+def _sagas_of_subscription_by_status(
+    page: Page, subscription_id: int, status: SagaStatus, arguments: Arguments
+) -> str:
+    match status:
+        case SagaStatus.PENDING:
+            part, only = Range(("g.subscription_id", "g.id"), (subscription_id,)), "g.status = 'Pending'"
+        case SagaStatus.IN_PROGRESS:
+            which = f"g.subscription_id = {arguments.add(subscription_id)}"
+            return _IN_PROGRESS.format(which, _after(page, arguments), arguments.add(page.limit))
+        case SagaStatus.PENDING_RETRY | SagaStatus.COMPLETED | SagaStatus.DEAD_LETTERED:
+            part = Range(("g.subscription_id", "g.status", "g.id"), (subscription_id, status))
+            only = "g.status in ('PendingRetry', 'Completed', 'DeadLettered')"
+        case _:
+            assert_never(status)
+    return piece(_SAGAS, part, _id_mark(page), page.limit, arguments, only=only)
+
+
+def _sagas_by_status(page: Page, status: SagaStatus | None, arguments: Arguments) -> str:
+    match status:
+        case SagaStatus.PENDING:
+            return _PENDING.format(_after(page, arguments), arguments.add(page.limit))
+        case SagaStatus.IN_PROGRESS:
+            return _IN_PROGRESS.format("true", _after(page, arguments), arguments.add(page.limit))
+        case SagaStatus.PENDING_RETRY | SagaStatus.DEAD_LETTERED:
+            part = Range(("g.status", "g.id"), (status,))
+            only = "g.status in ('PendingRetry', 'DeadLettered')"
+        case SagaStatus.COMPLETED:
+            # Nearly all are: the primary key needs to pass only newer sagas that are not finished or failed.
+            part, only = Range(("g.id",)), "g.status = 'Completed'"
+        case None:
+            part, only = Range(("g.id",)), "true"
+        case _:
+            assert_never(status)
+    return piece(_SAGAS, part, _id_mark(page), page.limit, arguments, only=only)
+
+
+def _after(page: Page, arguments: Arguments) -> str:
+    return "true" if page.after_id is None else f"g.id < {arguments.add(page.after_id)}"
 
 
 async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:

@@ -1,7 +1,8 @@
 """Reports outcomes to the database in batches: all that finished since the last report started.
 
-Wakes RESULTS with the reported attempts. A report that fails is repeated; the lease token makes that
-harmless.
+Successes are recorded and applied in one call, which wakes SAGAS. All others are only recorded, and RESULTS
+is woken with them: failures, lost leases, and successes that cannot be applied in one call. A report that
+fails is repeated; the lease token makes that harmless.
 """
 
 import asyncio
@@ -12,8 +13,8 @@ from typing import Final, NamedTuple
 
 from webhookd.context import Context
 from webhookd.core.errors import DatabaseFault, Refused, WebhookdError
-from webhookd.core.states import ReportVerdict
-from webhookd.deliveries import attempts
+from webhookd.core.states import ReportVerdict, SagaStatus
+from webhookd.deliveries import attempts, sagas
 from webhookd.deliveries.attempts import Lease, Report
 from webhookd.deliveries.pacing import rest_seconds
 from webhookd.wakeups import Work
@@ -123,7 +124,29 @@ class Reporter:
         return rejected
 
     async def report(self, batch: list[Finished]) -> None:
-        """Store one batch, count the verdicts, and pass stored results on to the applier."""
+        """Store one batch: complete the successes, record the others and pass them on to the applier."""
+        completed = await self._complete([finished for finished in batch if finished.report.is_success])
+        if rest := [finished for finished in batch if finished.lease.job_id not in completed]:
+            await self._record(rest)
+
+    async def _complete(self, successes: list[Finished]) -> dict[int, int]:
+        """Record and apply successes; returns those that were, each with its subscription."""
+        if not successes:
+            return {}
+        try:
+            async with self._context.pool.connection() as connection:
+                completed = await sagas.complete(connection, [finished.report for finished in successes])
+        except (DatabaseFault, Refused) as error:
+            log.warning("cannot complete %d deliveries in one call: %s", len(successes), error)
+            return {}
+        metrics = self._context.metrics
+        metrics.reports.labels(ReportVerdict.ACCEPTED.value).inc(len(completed))
+        metrics.transitions.labels(SagaStatus.COMPLETED.value).inc(len(completed))
+        if completed:
+            self._context.wakeups.wake(Work.SAGAS, set(completed.values()), notify=True)
+        return completed
+
+    async def _record(self, batch: list[Finished]) -> None:
         metrics = self._context.metrics
         async with self._context.pool.connection() as connection:
             verdicts = await attempts.report(connection, [finished.report for finished in batch])

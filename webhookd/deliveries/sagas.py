@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import NamedTuple
 
 import asyncpg
@@ -11,6 +12,7 @@ import asyncpg
 from webhookd.core.metrics import Metrics
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection, fetch_one
+from webhookd.deliveries.attempts import Report
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class Share(NamedTuple):
 
     subscription_id: int
     quota: int
-    saga_mark: datetime | None = None
+    saga_mark: int | None = None
     job_mark: int | None = None
 
 
@@ -57,7 +59,7 @@ class Started(NamedTuple):
     active: int
     drained: bool
     dead_lettered: list[Transition]
-    next_saga_mark: datetime | None
+    next_saga_mark: int | None
     next_job_mark: int | None
 
 
@@ -92,7 +94,7 @@ async def start(
         max_attempts,
     )
     return [
-        Started(*row)._replace(dead_lettered=[_transition(dead) for dead in row["dead_lettered"]])
+        Started(*row)._replace(dead_lettered=[transition_of(dead) for dead in row["dead_lettered"]])
         for row in rows
     ]
 
@@ -114,7 +116,25 @@ async def apply_results(
         None if reported_job_ids is None else list(reported_job_ids),
         list(excluded_job_ids),
     )
-    return [_transition(row) for row in rows]
+    return [transition_of(row) for row in rows]
+
+
+async def complete(connection: Connection, reports: Sequence[Report]) -> dict[int, int]:
+    """Record and apply successes in one pass; returns the subscription of each attempt that was completed.
+
+    Attempts whose lease was lost are left out. Refused as a whole if a delivery is not in progress. In the
+    order of the jobs, so that a repeated call cannot deadlock with the first.
+    """
+    reports = sorted(reports, key=attrgetter("job_id"))
+    rows = await connection.fetch(
+        "select * from webhookd.complete_deliveries($1, $2, $3, $4, $5)",
+        [report.job_id for report in reports],
+        [report.lease_token for report in reports],
+        [report.response_status for report in reports],
+        [report.duration_ms for report in reports],
+        [report.response_excerpt for report in reports],
+    )
+    return dict(rows)  # type: ignore[arg-type]
 
 
 async def dead_letter_exhausted(
@@ -128,10 +148,11 @@ async def dead_letter_exhausted(
         batch_size,
         max_attempts,
     )
-    return SweptSagas(row["last_saga_id"], [_transition(dead) for dead in row["dead_lettered"]])
+    return SweptSagas(row["last_saga_id"], [transition_of(dead) for dead in row["dead_lettered"]])
 
 
-def _transition(row: asyncpg.Record) -> Transition:
+def transition_of(row: asyncpg.Record) -> Transition:
+    """Read a webhookd.saga_transition."""
     status = row["status"]
     return Transition(*row)._replace(status=None if status is None else SagaStatus(status))
 

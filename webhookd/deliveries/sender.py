@@ -86,13 +86,13 @@ def build_request(lease: Lease, message: Message, timestamp: int) -> Request:
     lines = (
         f"webhook-id: {message_id}\r\n"
         f"webhook-timestamp: {timestamp}\r\n"
-        f"webhook-signature: {sign(message.secrets, message_id, timestamp, body)}\r\n"
+        f"webhook-signature: {sign(lease.secrets, message_id, timestamp, body)}\r\n"
         f"webhook-attempt: {lease.attempt}\r\n"
         f"{header_line('webhook-event-type', message.event_type)}"
     )
     if message.correlation_id is not None:
         lines += header_line("webhook-correlation-id", message.correlation_id)
-    return request_to(_target(lease.callback_url, message.headers), lines, body)
+    return request_to(_target(lease.callback_url, lease.headers), lines, body)
 
 
 @lru_cache(maxsize=1024)  # few subscriptions are active at a time

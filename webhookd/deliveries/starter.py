@@ -5,17 +5,12 @@ Woken by SAGAS; wakes ATTEMPTS.
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from webhookd.context import Context
 from webhookd.deliveries import sagas
 from webhookd.deliveries.pacing import SEARCH_REST_FACTOR, rest_seconds
 from webhookd.deliveries.sagas import Share, Started, record
 from webhookd.wakeups import Work
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
 
 SEARCH_PAGE = 1000
 # Only one orchestrator creates attempts at a time, for some milliseconds. Try again soon.
@@ -30,7 +25,7 @@ class Rotation:
     """
 
     def __init__(self) -> None:
-        self._marks: dict[int, tuple[datetime | None, int | None]] = {}
+        self._marks: dict[int, tuple[int | None, int | None]] = {}
         self._with_full_window: set[int] = set()
 
     @property

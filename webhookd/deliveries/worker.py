@@ -18,7 +18,7 @@ import anyio
 from webhookd.context import Context
 from webhookd.core.errors import WebhookdError
 from webhookd.deliveries import attempts
-from webhookd.deliveries.attempts import Lease, Message, Messages, load_messages
+from webhookd.deliveries.attempts import Claimed, Lease, Message, Messages, load_messages
 from webhookd.deliveries.pacing import NEVER, ClaimPacing
 from webhookd.deliveries.reporter import Finished, Reporter
 from webhookd.deliveries.sender import Sender, database_time, is_too_late, unreadable
@@ -63,11 +63,11 @@ class Worker:
         self._slots = Slots()
         context.metrics.in_flight.set_function(lambda: self._slots.in_flight)
         self._pacing = ClaimPacing()
-        self._next_job_id = 0
+        self.next_job_id = 0
         self._loading: set[asyncio.Task[None]] = set()
         self._sending: set[Sending] = set()
         self._all_sent: Final = asyncio.Event()  # set while draining, when the last request has ended
-        self._claiming: Final = asyncio.Lock()
+        self.claiming: Final = asyncio.Lock()
         self._leaves_out = False
         # Leases whose messages could not be loaded because the connection was lost: tried again while there
         # is time.
@@ -87,7 +87,7 @@ class Worker:
                 await self._load_again(self._unloaded[-1])
             began = loop.time()
             if restarts := self._pacing.restart_due(began, self._poll_interval_seconds):
-                self._next_job_id = 0
+                self.next_job_id = 0
             next_claim_at = await self.run_once()
             if restarts:
                 self._pacing.restarted(began, loop.time())
@@ -98,21 +98,20 @@ class Worker:
     async def run_once(self) -> float:
         """Make one claim if there is room for it; returns when to try again if no wake-up comes before."""
         loop = asyncio.get_running_loop()
-        settings = self._context.settings().delivery
-        self._context.metrics.in_flight_limit.set(settings.concurrency)
-        room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
-        self._leaves_out = room.leaves_out
-        is_behind = len(self._loading) >= MAX_LOADING or self._reporter.waiting > settings.concurrency
-        if is_behind or not room.wanted:
-            return NEVER  # a load, report or request that ends wakes us
-        began = loop.time()
-        next_claim_at = self._pacing.next_claim_at(only_reserved=room.only_reserved)
-        if began < next_claim_at:
-            return next_claim_at
-        largest_claim = max(1, min(MAX_CLAIM, settings.concurrency // CLAIM_SHARE))
-        wanted = min(room.wanted, largest_claim)
-        async with self._claiming:
-            claimed = 0 if self._draining else await self._claim(room, wanted)
+        async with self.claiming:
+            # The room is read under the lock: the short path may have used it while this waited.
+            room = self.room()
+            if room is None:
+                return NEVER  # a load, report or request that ends wakes us
+            began = loop.time()
+            next_claim_at = self._pacing.next_claim_at(only_reserved=room.only_reserved)
+            if began < next_claim_at:
+                return next_claim_at
+            largest_claim = max(
+                1, min(MAX_CLAIM, self._context.settings().delivery.concurrency // CLAIM_SHARE)
+            )
+            wanted = min(room.wanted, largest_claim)
+            claimed = await self._claim(room, wanted)
         self._context.wakeups.has_free_slots = claimed < wanted and not room.only_reserved
         ended = loop.time()
         self._pacing.claimed(
@@ -124,6 +123,15 @@ class Worker:
         )
         # Not only after a full claim: attempts without a free slot may have stood in front of others.
         return ended if claimed else NEVER
+
+    def room(self) -> Room | None:
+        """Return what may be claimed now; None if nothing. Call it, claim and accept while `claiming`."""
+        settings = self._context.settings().delivery
+        self._context.metrics.in_flight_limit.set(settings.concurrency)
+        room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
+        self._leaves_out = room.leaves_out
+        is_behind = len(self._loading) >= MAX_LOADING or self._reporter.waiting > settings.concurrency
+        return None if self._draining or is_behind or not room.wanted else room
 
     @property
     def _poll_interval_seconds(self) -> float:
@@ -139,21 +147,27 @@ class Worker:
                 self._context.settings().delivery.lease_seconds,
                 room.subscription_limit,
                 room.in_use,
-                self._next_job_id,
+                self.next_job_id,
             )
-            if not claims:
-                return 0
-            self._next_job_id = claims[0].lease.resume_from
-            for lease, _ in claims:
-                self._slots.take(lease.subscription_id)
             # Before the connection is given back, which takes a turn of the event loop and may fail.
-            messages: Messages = {lease.job_id: message for lease, message in claims if message is not None}
-            small = [lease for lease, message in claims if message is not None]
-            if unused := self._start_sending(LeaseBatch(small, asked_at), messages):
-                _start(self._give_up(unused), self._loading, self._load_ended)
-            if large := [lease for lease, message in claims if message is None]:
-                _start(self._load(LeaseBatch(large, asked_at)), self._loading, self._load_ended)
+            self.accept(claims, asked_at)
         return len(claims)
+
+    def accept(self, claims: list[Claimed], asked_at: float) -> None:
+        """Start sending what was claimed. `asked_at` is before the claim was sent."""
+        if not claims:
+            return
+        self.next_job_id = claims[0].lease.resume_from
+        for lease, _ in claims:
+            self._slots.take(lease.subscription_id)
+        messages: Messages = {lease.job_id: message for lease, message in claims if message is not None}
+        small = [lease for lease, message in claims if message is not None and lease.callback_url]
+        unused = self._start_sending(LeaseBatch(small, asked_at), messages)
+        unused += [lease for lease, _ in claims if not lease.callback_url]
+        if unused:
+            _start(self._give_up(unused), self._loading, self._load_ended)
+        if large := [lease for lease, message in claims if message is None and lease.callback_url]:
+            _start(self._load(LeaseBatch(large, asked_at)), self._loading, self._load_ended)
 
     def _load_ended(self) -> None:
         self._context.wakeups.wake(Work.ATTEMPTS)
@@ -171,7 +185,7 @@ class Worker:
             await self._give_up(self._start_sending(batch, messages))
 
     async def _load_again(self, batch: LeaseBatch) -> None:
-        async with self._claiming:
+        async with self.claiming:
             if batch not in self._unloaded:  # given up by drain() meanwhile
                 return
             messages = await load_messages(self._context.pool, batch.leases)
@@ -235,7 +249,7 @@ class Worker:
         self._draining = True
         self._context.wakeups.wake(Work.ATTEMPTS)
         with anyio.move_on_after(grace_seconds):
-            async with self._claiming:
+            async with self.claiming:
                 # A claim in progress has ended and its requests are sent, unless the connection was lost.
                 while self._loading:
                     await asyncio.wait(self._loading)
@@ -258,7 +272,7 @@ class Worker:
             self._slots.release(lease.subscription_id)
         await self._release(leases)
         # A later claim may already have moved the mark past them.
-        self._next_job_id = min(self._next_job_id, *(lease.job_id for lease in leases))
+        self.next_job_id = min(self.next_job_id, *(lease.job_id for lease in leases))
 
     async def _release(self, leases: list[Lease]) -> None:
         try:
