@@ -30,8 +30,9 @@ def kill_in_pairs(random: Random) -> list[Action]:
     """Kill at every failpoint, two instances at a time, so that two start at the same time."""
     points = random.sample(FAILPOINTS, len(FAILPOINTS))
     actions: list[Action] = []
-    for pair in zip(points[::2], points[1::2], strict=True):
-        victims = zip(random.sample(range(3), 2), pair, strict=True)
+    for start in range(0, len(points), 2):
+        pair = points[start : start + 2]
+        victims = zip(random.sample(range(3), len(pair)), pair, strict=True)
         actions += [fault("die_at", instance=victim, point=point) for victim, point in victims]
         actions += [act("accepted", more=50), act("start_stopped"), act("delivered", more=50)]
     return actions

@@ -14,6 +14,8 @@ WRITES = (
     "route_events",
     "start_due_sagas",
     "claim_jobs",
+    "deliver_now",
+    "complete_deliveries",
     "report_results",
     "apply_results",
 )

@@ -12,7 +12,17 @@ from tests.support.endpoint import Request
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until_true
 
 # The failpoints of tests/faults/site.
-FAILPOINTS = ("after_route", "after_start", "after_claim", "before_report", "after_report", "after_apply")
+FAILPOINTS = (
+    "after_route",
+    "after_start",
+    "after_claim",
+    "after_short_path",
+    "before_complete",
+    "after_complete",
+    "before_report",
+    "after_report",
+    "after_apply",
+)
 LEASED = """
     select count(*) >= $2 from webhookd.webhook_delivery_jobs
     where status = 'Leased' and split_part(worker_id, ':', 2) = $1

@@ -8,10 +8,11 @@ import functools
 import os
 import signal
 from collections.abc import Callable, Coroutine
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from webhookd.deliveries import attempts, router, sagas
+from webhookd.deliveries import attempts, router, sagas, short_path
 
 FOLDER = Path(os.environ["TEST_FAILPOINTS_FOLDER"])
 
@@ -31,9 +32,9 @@ def dies_before(point: str, call: Call) -> Call:
     """Die before the call: its work is not in the database."""
 
     @functools.wraps(call)
-    async def around(*arguments: Any) -> Any:
+    async def around(*arguments: Any, **options: Any) -> Any:
         die_at(point)
-        return await call(*arguments)
+        return await call(*arguments, **options)
 
     return around
 
@@ -42,11 +43,22 @@ def dies_after(point: str, call: Call, did_something: Callable[[Any], object] = 
     """Die after the call: its work is committed, but this process does not use the result."""
 
     @functools.wraps(call)
-    async def around(*arguments: Any) -> Any:
-        result = await call(*arguments)
+    async def around(*arguments: Any, **options: Any) -> Any:
+        result = await call(*arguments, **options)
         if did_something(result):
             die_at(point)
         return result
+
+    return around
+
+
+def every_third_in_two_steps(complete: Call) -> Call:
+    """Complete nothing in every third call, so that faults also meet the two steps of a success."""
+    calls = count()
+
+    @functools.wraps(complete)
+    async def around(*arguments: Any) -> Any:
+        return await complete(*arguments) if next(calls) % 3 else {}
 
     return around
 
@@ -55,4 +67,9 @@ router.route = dies_after("after_route", router.route, lambda routed: routed.sag
 sagas.start = dies_after("after_start", sagas.start, lambda started: any(share.started for share in started))
 attempts.claim = dies_after("after_claim", attempts.claim)
 attempts.report = dies_before("before_report", dies_after("after_report", attempts.report))
+sagas.complete = every_third_in_two_steps(
+    dies_before("before_complete", dies_after("after_complete", sagas.complete))
+)
+short_path.route = dies_after("after_short_path", short_path.route, lambda done: done.claims)
+short_path.publish = dies_after("after_short_path", short_path.publish, lambda result: result[1].claims)
 sagas.apply_results = dies_after("after_apply", sagas.apply_results)
