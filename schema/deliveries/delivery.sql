@@ -76,7 +76,7 @@ $$;
 -- each is locked, which writes WAL: if some of them had no free slot, call again, with those subscriptions full.
 -- Candidates of held, failing or full subscriptions are rare, so each subscription of a batch is checked once; only if there are
 -- some, the candidates are chosen again by a query that checks each.
--- `resume_from` is the oldest job that was Pending, not held and not locked by another claim, also if this call leased it. Pass it as the next
+-- `resume_from` is the oldest job that was Pending and not held, also if this call leased it. Pass it as the next
 -- `first_job_id`: a hint to skip dead and held rows. Pass 0 once every poll interval, because a job that was reset, released,
 -- resumed or committed late has a smaller id.
 create or replace function webhookd.claim_jobs(
@@ -111,9 +111,16 @@ begin
             select b.id from unnest(busy_subscription_ids, busy_slots) as b (id, used) where b.used >= subscription_slots);
     end if;
 
+    -- Also finds a job that another claim has locked and may not lease: the mark must not pass it. Without any, no row is locked.
+    select j.id into oldest_pending_id from webhook_delivery_jobs j
+    where j.status = 'Pending' and j.lease_until is null and j.id >= first_job_id
+        and exists (select from subscriptions u where u.id = j.subscription_id and u.active and u.verified)
+    order by j.lease_until, j.id limit 1;
+
     select array_agg(c.id), array_agg(c.subscription_id) into chosen_ids, chosen_subscription_ids
     from (select j.id, j.subscription_id from webhook_delivery_jobs j
-          where j.status = 'Pending' and j.lease_until is null and j.id >= first_job_id and j.subscription_id <> all(full_ids)
+          where j.status = 'Pending' and j.lease_until is null and j.id >= oldest_pending_id
+              and j.subscription_id <> all(full_ids)
           order by j.lease_until, j.id limit wanted for update skip locked) c;
     if chosen_ids is null then
         return;
@@ -127,14 +134,6 @@ begin
     left join lateral (select k.subscription_id from endpoint_health k
                        where k.subscription_id = c.id and k.failing_since is not null offset 0) h on true
     left join unnest(busy_subscription_ids, busy_slots) as b (id, used) on b.id = c.id;
-    oldest_pending_id := chosen_ids[1];
-
-    if not is_usual or full_ids <> '{}' then
-        select j.id into oldest_pending_id from webhook_delivery_jobs j
-        where j.status = 'Pending' and j.lease_until is null and j.id >= first_job_id
-            and exists (select from subscriptions u where u.id = j.subscription_id and u.active and u.verified)
-        order by j.lease_until, j.id limit 1;
-    end if;
     if not is_usual then
         chosen_ids := choose_jobs(oldest_pending_id, wanted, subscription_slots, busy_subscription_ids, busy_slots, full_ids);
     end if;

@@ -228,7 +228,8 @@ begin
     when 'Completed' then
         allowed := old.status = 'Leased' and new.response_status between 200 and 299 and new.error_code is null
             and new.finished_at is not null and new.lease_token = old.lease_token and new.worker_id = old.worker_id
-            and new.lease_resets = old.lease_resets;
+            and new.lease_resets = old.lease_resets
+            and (new.result_applied_at is null or current_user <> 'job_worker');  -- a worker applies nothing
     when 'Failed' then
         allowed := old.status = 'Leased' and new.error_code is not null and new.finished_at is not null
             and new.result_applied_at is null and new.worker_id = old.worker_id and new.lease_resets = old.lease_resets

@@ -190,6 +190,9 @@ begin
                 where s.subscription_id = any(subscription_ids) and s.status in ('Pending', 'PendingRetry')
                     and exists (select from webhook_delivery_jobs j
                                 where j.saga_id = s.id and (j.finished_at is null or j.attempt_at = s.next_attempt_at)));
+            if unstartable_ids = '{}' then
+                raise;  -- something else, such as a sequence that is behind its table
+            end if;
         end;
     end loop;
 end

@@ -9,7 +9,7 @@
 -- returned `next_event_id`, and 0 once every poll interval, because a transaction that commits late has smaller ids.
 create or replace function webhookd.route_events(
     batch_size integer, first_event_id bigint default 0, max_sagas integer default 10000)
-returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint, more boolean)
+returns table (events integer, sagas integer, subscription_ids bigint[], next_event_id bigint, more boolean, first_saga_id bigint)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -44,8 +44,13 @@ begin
 
     if sagas > 0 then
         begin
-            insert into webhook_delivery_sagas (event_id, subscription_id)
-            select p.event_id, p.subscription_id from unnest(saga_event_ids, saga_subscription_ids) as p (event_id, subscription_id);
+            with made as (
+                insert into webhook_delivery_sagas (event_id, subscription_id)
+                select p.event_id, p.subscription_id
+                from unnest(saga_event_ids, saga_subscription_ids) as p (event_id, subscription_id)
+                returning id
+            )
+            select min(m.id) into first_saga_id from made m;
         exception when unique_violation then
             -- Some of them are routed already, which should never happen. Not ON CONFLICT from the start: it writes each row
             -- twice to the WAL.

@@ -314,6 +314,7 @@ FUNCTIONS: dict[str, Function] = {
     "deliver_now": Function(
         {
             "batch_size": "10",
+            "first_event_id": "0",
             "subscription_window": "64",
             "max_attempts": "5",
             "worker_id": "'worker'",

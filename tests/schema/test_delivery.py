@@ -369,3 +369,32 @@ async def test_each_report_of_a_batch_has_its_own_verdict(flow: Flow) -> None:
         wrong.job_id: ReportVerdict.STALE,
         unknown.job_id: ReportVerdict.UNKNOWN,
     }
+
+
+async def test_mark_does_not_pass_a_job_that_another_claim_has_locked(flow: Flow) -> None:
+    """The other claim may lock more jobs than it leases; the next claim from the mark finds them."""
+    await flow.subscribe()
+    for _ in range(3):
+        await flow.publish()
+    await flow.route()
+    await flow.start()
+    async with flow.superuser.transaction():
+        locked = await flow.superuser.fetchval(
+            "select id from webhookd.webhook_delivery_jobs order by id limit 1 for update"
+        )
+        [first, _] = await flow.claim()
+    assert first.resume_from == locked
+
+
+async def test_empty_claim_writes_nothing(flow: Flow) -> None:
+    """Jobs of a held subscription are not locked by claims that cannot have them."""
+    subscription_id = await flow.subscribe()
+    await flow.publish()
+    await flow.route()
+    await flow.start()
+    await flow.superuser.execute(
+        "update webhookd.subscriptions set active = false where id = $1", subscription_id
+    )
+    async with flow.daemon.transaction():
+        assert await flow.claim() == []
+        assert await flow.daemon.fetchval("select pg_current_xact_id_if_assigned()") is None

@@ -3,6 +3,7 @@
 from itertools import product
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
 from tests.support.catalog import columns, insert, refusal, update
@@ -381,3 +382,20 @@ async def test_due_time_is_used_once(flow: "Flow", status: AttemptStatus) -> Non
         from webhookd.webhook_delivery_jobs where id = $1
         """
     assert await refusal(flow.superuser, again, job_id) == "uniq_job_saga_attempt"
+
+
+async def test_worker_cannot_apply_its_own_success(flow: "Flow") -> None:
+    """Only the orchestrator records and applies a success in one step."""
+    await flow.job_in(AttemptStatus.LEASED)
+    completed = (
+        "update webhookd.webhook_delivery_jobs set status = 'Completed', response_status = 200,"
+        " finished_at = now(), result_applied_at = now()"
+    )
+    async with flow.superuser.transaction():
+        await flow.superuser.execute("set local role job_worker")
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            async with flow.superuser.transaction():
+                await flow.superuser.execute(completed)
+        assert refused.value.sqlstate == "WH411"
+        await flow.superuser.execute("set local role saga_orchestrator")
+        await flow.superuser.execute(completed)

@@ -4,6 +4,7 @@ import hashlib
 import math
 from datetime import UTC, datetime, timedelta
 
+import asyncpg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -374,3 +375,13 @@ async def test_due_subscriptions_are_paged(flow: Flow) -> None:
     assert [one for one, due_at in waiting if due_at is not None] == [ids[0], ids[3]]
     assert await sagas.due_subscriptions(flow.daemon, 0, 1) == waiting[:1]
     assert await sagas.due_subscriptions(flow.daemon, ids[0], 2) == waiting[1:3]
+
+
+async def test_sequence_behind_its_table_is_an_error(flow: Flow) -> None:
+    """Job ids that are taken, as after a switch to a replica: the start fails and does not repeat forever."""
+    await flow.saga_in(SagaStatus.COMPLETED)
+    await flow.publish()
+    await flow.route()
+    await flow.superuser.execute("select setval('webhookd.webhook_delivery_jobs_id_seq', 1, false)")
+    with pytest.raises(asyncpg.UniqueViolationError, match="webhook_delivery_jobs_pkey"):
+        await flow.start()

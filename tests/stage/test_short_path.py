@@ -112,7 +112,54 @@ async def test_claim_that_waited_for_the_short_path_counts_its_slots(
     go_on.set()
     await publishing
     await claiming
-    assert seen[0] == MAX_EVENTS
+    assert seen[0] == 1
+
+
+async def test_error_after_the_commit_stores_nothing_twice(
+    flow: Flow, parts: Parts, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events are stored, whatever happens to the claimed attempts, and the stages are woken."""
+    await flow.subscribe(callback_url=BLOCKED)
+
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(worker, "accept", broken)
+    inbox = parts.wakeups.inbox(Work.SAGAS)
+    ingest = GroupCommit(parts.context, ShortPath(parts.context, worker))
+    await asyncio.gather(ingest.publish(EVENT), ingest.publish(EVENT))
+    assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 2
+    assert inbox._is_woken
+
+
+async def test_attempt_that_others_kept_from_the_claim_wakes_the_worker(
+    flow: Flow, parts: Parts, worker: Worker
+) -> None:
+    """Older attempts fill the claim, so the new one is left: the worker is told of it."""
+    await flow.subscribe("order.paid", BLOCKED)
+    for _ in range(MAX_CLAIM):
+        await flow.publish("order.paid")
+    await flow.route()
+    await flow.start()
+    await flow.subscribe(callback_url=BLOCKED)
+    inbox = parts.wakeups.inbox(Work.ATTEMPTS)
+    await ShortPath(parts.context, worker).publish([EVENT], 1.0)
+    assert inbox._is_woken
+
+
+async def test_restart_of_the_claims_survives_the_short_path(flow: Flow, worker: Worker) -> None:
+    """A claim from the first job on, which waited for the short path, is not moved by its mark."""
+    await flow.subscribe(callback_url=BLOCKED)
+    await flow.publish()
+    await flow.route()
+    await flow.start()
+    worker.next_job_id = 1000
+    async with worker.claiming:
+        claiming = asyncio.create_task(worker.run_once(restarts=True))
+        await until_true(lambda: bool(worker.claiming._waiters))
+        worker.next_job_id = 1000
+    await claiming
+    assert await flow.daemon.fetchval(STATUSES) == ["Leased"]
 
 
 async def test_failure_wakes_the_router(

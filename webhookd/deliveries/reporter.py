@@ -163,6 +163,14 @@ class Reporter:
                 log.warning("report not accepted: %s", NOT_ACCEPTED[verdict], extra=self._fields(finished))
         if stored:
             self._context.wakeups.wake(Work.RESULTS, stored, notify=True)
+        # A success that was applied before: its acknowledgement, and with it the wake-up, was lost.
+        freed = {
+            finished.lease.subscription_id
+            for finished in batch
+            if verdicts[finished.lease.job_id] is ReportVerdict.DUPLICATE
+        }
+        if freed:
+            self._context.wakeups.wake(Work.SAGAS, freed, notify=True)
 
     def _fields(self, finished: Finished) -> dict[str, object]:
         return {

@@ -29,7 +29,11 @@ async def route(
 ) -> Routed:
     """Create the deliveries of up to `batch_size` events."""
     row = await fetch_one(
-        connection, "select * from webhookd.route_events($1, $2, $3)", batch_size, first_event_id, max_sagas
+        connection,
+        "select events, sagas, subscription_ids, next_event_id, more from webhookd.route_events($1, $2, $3)",
+        batch_size,
+        first_event_id,
+        max_sagas,
     )
     return Routed(*row)
 

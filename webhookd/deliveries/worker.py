@@ -68,6 +68,7 @@ class Worker:
         self._sending: set[Sending] = set()
         self._all_sent: Final = asyncio.Event()  # set while draining, when the last request has ended
         self.claiming: Final = asyncio.Lock()
+        self._wants_to_claim = False
         self._leaves_out = False
         # Leases whose messages could not be loaded because the connection was lost: tried again while there
         # is time.
@@ -86,20 +87,23 @@ class Worker:
             while self._unloaded:
                 await self._load_again(self._unloaded[-1])
             began = loop.time()
-            if restarts := self._pacing.restart_due(began, self._poll_interval_seconds):
-                self.next_job_id = 0
-            next_claim_at = await self.run_once()
+            restarts = self._pacing.restart_due(began, self._poll_interval_seconds)
+            next_claim_at = await self.run_once(restarts=restarts)
             if restarts:
                 self._pacing.restarted(began, loop.time())
             wake_at = self._pacing.wake_at(next_claim_at, self._poll_interval_seconds)
             if await self._inbox.wait(max(0.0, wake_at - loop.time())):
                 self._pacing.request_restart()
 
-    async def run_once(self) -> float:
+    async def run_once(self, *, restarts: bool = False) -> float:
         """Make one claim if there is room for it; returns when to try again if no wake-up comes before."""
         loop = asyncio.get_running_loop()
+        self._wants_to_claim = True
         async with self.claiming:
-            # The room is read under the lock: the short path may have used it while this waited.
+            self._wants_to_claim = False
+            # Under the lock: the short path may have used the room and moved the mark while this waited.
+            if restarts:
+                self.next_job_id = 0
             room = self.room()
             if room is None:
                 return NEVER  # a load, report or request that ends wakes us
@@ -123,6 +127,13 @@ class Worker:
         )
         # Not only after a full claim: attempts without a free slot may have stood in front of others.
         return ended if claimed else NEVER
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether a claim beside `run` would neither wait for one nor come too early after one."""
+        is_busy = self._wants_to_claim or self.claiming.locked()
+        next_claim_at = self._pacing.next_claim_at(only_reserved=False)
+        return not is_busy and asyncio.get_running_loop().time() >= next_claim_at
 
     def room(self) -> Room | None:
         """Return what may be claimed now; None if nothing. Call it, claim and accept while `claiming`."""
@@ -285,9 +296,9 @@ class Worker:
 
     def _ended(self, lease: Lease, message: Message, sending: Sending, outcome: Outcome) -> None:
         self._sending.discard(sending)
-        self._report(lease, message, outcome)
         if self._draining and not self._sending:
             self._all_sent.set()
+        self._report(lease, message, outcome)
 
     def _report(self, lease: Lease, message: Message, outcome: Outcome) -> None:
         """Report one outcome. The slot is in use until the report is handed over."""
