@@ -589,7 +589,7 @@ async def test_every_function_has_a_fixed_search_path(flow: "Flow") -> None:
 
 
 async def test_require_uses_no_operator(flow: "Flow") -> None:
-    """A caller's schema can replace nothing in it; whoever changes it must think of that again."""
+    """It uses no name or operator that a schema of the caller could replace."""
     source = await flow.superuser.fetchval(
         "select prosrc from pg_proc where oid = 'webhookd.require'::regproc"
     )

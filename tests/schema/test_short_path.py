@@ -17,7 +17,7 @@ from webhookd.deliveries.ingest import NewEvent, publish
 if TYPE_CHECKING:
     from tests.support.database import Connection
 
-TYPES = ("order.created", "order.paid", "nobody.listens")
+TYPES = ("order.created", "order.paid", "order.ignored")
 ROUNDS = 6
 TERMS = short_path.Terms(8, WINDOW, POLICY.max_attempts, "worker", 16, 60.0, 64, [], [], 0)
 

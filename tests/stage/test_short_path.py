@@ -135,7 +135,7 @@ async def test_error_after_the_commit_stores_nothing_twice(
 async def test_attempt_that_others_kept_from_the_claim_wakes_the_worker(
     flow: Flow, parts: Parts, worker: Worker
 ) -> None:
-    """Older attempts fill the claim, so the new one is left: the worker is told of it."""
+    """Older attempts fill the claim, so the new one is left, and the worker is woken for it."""
     await flow.subscribe("order.paid", BLOCKED)
     for _ in range(MAX_CLAIM):
         await flow.publish("order.paid")
