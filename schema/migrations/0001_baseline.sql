@@ -155,7 +155,7 @@ create unique index uniq_saga_dead_letter on webhookd.webhook_delivery_sagas (de
 -- requeued sagas. A full index cost three more entries and 230 bytes of WAL for each delivery.
 create index idx_saga_event on webhookd.webhook_delivery_sagas (event_id, subscription_id)
     where dead_letter_id is not null;
--- Each change of a saga's status writes an entry into every index whose predicate holds, of about 9,000 instructions and 80 bytes
+-- Each change of a saga's status writes an entry into every index whose predicate holds, of about 12,000 instructions and 75 bytes
 -- of WAL. So each status has one index by subscription, and a delivery that succeeds at once writes to one of them at a time.
 -- The sagas that wait for their first attempt: fairness, and lists.
 create index idx_saga_pending on webhookd.webhook_delivery_sagas (subscription_id, id)
@@ -184,7 +184,7 @@ create index idx_saga_status on webhookd.webhook_delivery_sagas (status, id)
 -- attempt (a trigger checks them at insert), so that a claim does not read sagas. No foreign key to sagas, see there; the trigger
 -- attempt_created replaces it. The rules of a row and of its changes are in check_job, see sagas.
 -- fillfactor 50, as for sagas: with 70 and a version less of each job (see complete_deliveries) a delivery wrote 85 bytes of WAL and
--- 6,000 instructions more. 35 saves 35 bytes and 9,000 instructions more, but takes another 160 bytes of disk for each delivery.
+-- 6,000 instructions more. 35 saves 35 bytes and 9,000 instructions more, but takes, by computation, another 160 bytes of disk for each delivery.
 create table webhookd.webhook_delivery_jobs (
     id                  bigint generated always as identity primary key,
     saga_id             bigint not null,

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 # Events and attempts of one call. More is work for the stages.
 MAX_EVENTS = 8
 MAX_CLAIM = 16
-# After a call, the stages do the work for this many times as long as the call took. At 350 events a second
-# a call for each took twice the processor time of the stages.
+# After a call, the stages do the work for this many times as long as the call took, because they handle
+# several events at a time. The factor is a guess: no other one was measured.
 REST_FACTOR = 5
 # A slow call has met dead index entries that an old snapshot keeps, and an API client has waited for it. Each
 # thousand deliveries since that snapshot cost about half a millisecond.
