@@ -8,6 +8,7 @@ polls, so a lost wake-up costs time and nothing else. docs/how-it-works.md shows
 import asyncio
 import logging
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import Final, Self
 
@@ -22,6 +23,8 @@ NOTIFY_INTERVAL_SECONDS = 0.1
 # publish() sends at most one NOTIFY per session every 50 ms (schema/deliveries/guards.sql). After a NOTIFY,
 # check again until 60 ms have passed, so that events committed in that gap do not wait for the poll interval.
 FOLLOW_UP_SECONDS = 0.06
+# After results, how long to wait before looking for deliveries that no one here knows to wait for them.
+FREED_SECONDS = 0.1
 # Row ids that an inbox keeps. Past this bound the consumer searches the database instead.
 MAX_IDS = 100_000
 HEARTBEAT_INTERVAL_SECONDS = 3.0
@@ -56,6 +59,9 @@ class WakeUps:
         self._notify_timers: Final[dict[Work, asyncio.TimerHandle]] = {}
         # Set by the starter: a subscription has more deliveries due than its window has room for.
         self.window_is_full = False
+        # Changed by the starter: subscriptions with due deliveries that wait for a result of another.
+        self.held_up: set[int] = set()
+        self._freed: set[int] = set()
         # Set by the worker: its last claim found fewer attempts than it has free slots for.
         self.has_free_slots = False
 
@@ -90,6 +96,28 @@ class WakeUps:
         elif work not in self._notify_timers:
             loop = asyncio.get_running_loop()
             self._notify_timers[work] = loop.call_later(NOTIFY_INTERVAL_SECONDS, self._notify_now, work)
+
+    def freed(self, subscription_ids: AbstractSet[int]) -> None:
+        """Wake SAGAS: results were applied, so the windows of these subscriptions have more room.
+
+        At once for those that are held up. Mostly nothing waits, and a start that finds nothing costs half as
+        much as one that finds a delivery, so the others are looked at after FREED_SECONDS: another instance
+        may know of some that wait.
+        """
+        is_attended = any(inbox.is_attended for inbox in self._inboxes[Work.SAGAS])
+        urgent = subscription_ids & self.held_up if is_attended else subscription_ids
+        if urgent:
+            self.wake(Work.SAGAS, urgent, notify=True)
+        if later := subscription_ids - urgent:
+            if not self._freed:
+                asyncio.get_running_loop().call_later(FREED_SECONDS, self._wake_freed)
+            self._freed |= later
+
+    def found_held_up(self, subscription_ids: AbstractSet[int]) -> None:
+        """Wake SAGAS for those that were freed meanwhile: the starter may not have seen the results yet."""
+        if freed := self._freed & subscription_ids:
+            self._freed -= freed
+            self.wake(Work.SAGAS, freed, notify=True)
 
     def wake_all(self) -> None:
         """Make every consumer search: wake-ups may have been lost, or the settings changed."""
@@ -137,6 +165,10 @@ class WakeUps:
         self.cancel_notify(work)
         self._to_notify.add(work)
         self._notify.set()
+
+    def _wake_freed(self) -> None:
+        freed, self._freed = self._freed, set()
+        self.wake(Work.SAGAS, freed, notify=True)
 
     def _schedule_follow_up(self, work: Work) -> None:
         seconds = FOLLOW_UP_SECONDS / FOLLOW_UPS.get(work, 1)

@@ -253,7 +253,7 @@ async def test_reports_survive_a_failover(flow: Flow, parts: Parts, database: Da
     with pytest.raises(DatabaseUnavailable):
         await reporter.run()
     assert not parts.pool.available
-    assert reporter.waiting == 6
+    assert len(reporter._waiting) == 6
     pool.set_connect_args(dsn)
     async with running(reporter.run):
         await until(flow.daemon, f"select ({LEASED}) = 0")

@@ -8,10 +8,12 @@ from tests.flow.test_lifecycle import publish_many
 from tests.stage.conftest import Parts, running
 from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until, until_true
+from webhookd import wakeups as wakeups_module
 from webhookd.core.settings import OrchestrationSettings, RetrySettings, ServicesSettings, Settings
-from webhookd.deliveries import sagas, subscriptions
+from webhookd.deliveries import attempts, sagas, subscriptions
 from webhookd.deliveries import starter as starter_module
 from webhookd.deliveries.applier import Applier, LimitSweeper
+from webhookd.deliveries.reporter import Finished, Reporter
 from webhookd.deliveries.starter import Starter
 from webhookd.wakeups import Work
 
@@ -163,6 +165,24 @@ async def test_starter_retries_soon_while_another_orchestrator_holds_the_lock(
             # It has tried more than once, without success.
             await until_true(lambda: starts.ended > 1)
         await until(flow.daemon, STARTED, 1)
+
+
+async def test_result_starts_the_delivery_that_waits_for_it(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, although results wake the starter later where nothing is known to wait."""
+    parts.settings = Settings(services=LONG, orchestration=OrchestrationSettings(subscription_window=1))
+    monkeypatch.setattr(wakeups_module, "FREED_SECONDS", 3600)
+    await flow.subscribe()
+    await publish_many(flow, 2, [EVENT_TYPE])
+    await flow.route()
+    reporter, starts = Reporter(parts.context), calls_of(monkeypatch, "start")
+    async with running(starter_of(parts).run):
+        # The second call found the window full, and left the subscription to its results.
+        await until_true(lambda: starts.ended == 2)
+        [lease] = await flow.claim()
+        await reporter.report([Finished(lease, attempts.Report(lease.job_id, lease.lease_token, 200))])
+        await until(flow.daemon, STARTED, 2)
 
 
 async def test_raising_the_limit_again_ends_the_sweep(flow: Flow, parts: Parts) -> None:

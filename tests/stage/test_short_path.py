@@ -53,14 +53,46 @@ async def test_published_elsewhere_is_routed_and_sent(flow: Flow, parts: Parts, 
     assert await flow.daemon.fetchval(STATUSES) == ["Leased"]
 
 
-async def test_stages_take_over_after_a_call(flow: Flow, parts: Parts, worker: Worker) -> None:
-    """After a call the path is closed for a while, so that a stream of events is handled in batches."""
+async def test_ingest_does_not_wait_for_the_rest_after_a_call_but_routing_does(
+    flow: Flow, parts: Parts, worker: Worker
+) -> None:
+    """So a client gets its answer at once, and a stream of events is routed a few at a time."""
     await flow.subscribe(callback_url=BLOCKED)
     path = ShortPath(parts.context, worker)
     assert await path.publish([EVENT], 1.0) is not None
     assert await path.publish([EVENT], 1.0) is None
-    assert await path.route(100) is None
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 1
+    for _ in range(2):
+        await flow.publish()
+    routed = await path.route(100)
+    assert routed is not None
+    assert routed.events == 2
+
+
+async def test_stages_take_over_after_a_call_that_left_events(
+    flow: Flow, parts: Parts, worker: Worker
+) -> None:
+    """With many events the stages cost less for each, so the router does not wait for the short path."""
+    await flow.subscribe(callback_url=BLOCKED)
+    for _ in range(MAX_EVENTS + 1):
+        await flow.publish()
+    path = ShortPath(parts.context, worker)
+    routed = await path.route(100)
+    assert routed is not None
+    assert routed.more
+    assert await path.route(100) is None
+
+
+async def test_stages_take_over_after_two_slow_calls(
+    flow: Flow, parts: Parts, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slow call may be the first of a new connection; a second one means that the path is slow."""
+    await flow.subscribe(callback_url=BLOCKED)
+    monkeypatch.setattr(short_path, "SLOW_SECONDS", 0.0)
+    path = ShortPath(parts.context, worker)
+    assert await path.route(100) is not None
+    assert await path.route(100) is not None
+    assert await path.route(100) is None
 
 
 async def test_closed_without_room_or_during_a_claim(flow: Flow, parts: Parts, worker: Worker) -> None:

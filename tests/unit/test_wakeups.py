@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from tests.support.waiting import finished, until_true
+from webhookd import wakeups as wakeups_module
 from webhookd.wakeups import FOLLOW_UPS, MAX_IDS, Inbox, WakeUps, Work
 
 if TYPE_CHECKING:
@@ -188,6 +189,40 @@ async def test_every_inbox_of_a_work_gets_the_wake_up() -> None:
     assert not await finished(resting)
     wakeups.wake(Work.EVENTS)
     await resting
+
+
+async def test_results_wake_the_starter_at_once_only_where_deliveries_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others are looked at later, all in one batch."""
+    wakeups = WakeUps()
+    with wakeups.inbox(Work.SAGAS) as inbox:
+        wakeups.held_up = {1}
+        monkeypatch.setattr(wakeups_module, "FREED_SECONDS", 0)
+        wakeups.freed({1, 2})
+        assert inbox.take() == [1]
+        wakeups.freed({3})
+        assert inbox.take() == []
+        await until_true(lambda: inbox.has_ids)
+        assert inbox.take() == [2, 3]
+
+
+async def test_results_that_the_starter_did_not_see_wake_it_at_once() -> None:
+    """A result that comes while the starter finds a full window is not forgotten."""
+    wakeups = WakeUps()
+    with wakeups.inbox(Work.SAGAS) as inbox:
+        wakeups.freed({1, 2})
+        wakeups.found_held_up({1})
+        assert inbox.take() == [1]
+        wakeups.found_held_up({1})
+        assert inbox.take() == [], "once is enough"
+
+
+async def test_results_are_notified_at_once_if_the_starter_runs_elsewhere() -> None:
+    """Only that instance knows what waits."""
+    wakeups = WakeUps()
+    wakeups.freed({1})
+    assert wakeups._to_notify == {Work.SAGAS}
 
 
 @pytest.mark.parametrize(

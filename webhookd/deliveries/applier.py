@@ -89,7 +89,7 @@ class Applier:
             if transition.status is None and transition.job_id is not None
         )
         if transitions:
-            self._context.wakeups.wake(Work.SAGAS, {transition.subscription_id for transition in transitions})
+            self._context.wakeups.freed({transition.subscription_id for transition in transitions})
         return len(transitions)
 
 

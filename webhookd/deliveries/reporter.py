@@ -60,8 +60,9 @@ class Reporter:
         self._has_reports.set()
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def is_behind(self) -> bool:
+        """Whether too many reports wait; then the worker stops claiming."""
+        return len(self._waiting) > self._context.settings().delivery.concurrency
 
     async def drained(self) -> None:
         """Wait until everything is reported, without further rests: a shutdown is short of time."""
@@ -77,12 +78,14 @@ class Reporter:
             began = loop.time()
             await self._report_all(batch)
             took_seconds = loop.time() - began
+            was_behind = self.is_behind
             for finished in batch:
                 # Keep the report of a later lease that replaced this one meanwhile.
                 if self._waiting[finished.lease.job_id] is finished:
                     del self._waiting[finished.lease.job_id]
-            # The worker may be waiting for reports to be sent before it claims again.
-            self._context.wakeups.wake(Work.ATTEMPTS)
+            if was_behind:
+                # The worker waited for reports to be sent before it claims again.
+                self._context.wakeups.wake(Work.ATTEMPTS)
             if not self._waiting:
                 self._has_reports.clear()
                 self._is_empty.set()
@@ -143,7 +146,7 @@ class Reporter:
         metrics.reports.labels(ReportVerdict.ACCEPTED.value).inc(len(completed))
         metrics.transitions.labels(SagaStatus.COMPLETED.value).inc(len(completed))
         if completed:
-            self._context.wakeups.wake(Work.SAGAS, set(completed.values()), notify=True)
+            self._context.wakeups.freed(set(completed.values()))
         return completed
 
     async def _record(self, batch: list[Finished]) -> None:
@@ -170,7 +173,7 @@ class Reporter:
             if verdicts[finished.lease.job_id] is ReportVerdict.DUPLICATE
         }
         if freed:
-            self._context.wakeups.wake(Work.SAGAS, freed, notify=True)
+            self._context.wakeups.freed(freed)
 
     def _fields(self, finished: Finished) -> dict[str, object]:
         return {

@@ -5,6 +5,7 @@ Woken by SAGAS; wakes ATTEMPTS.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from webhookd.context import Context
 from webhookd.deliveries import sagas
@@ -27,6 +28,7 @@ class Rotation:
     def __init__(self) -> None:
         self._marks: dict[int, tuple[int | None, int | None]] = {}
         self._with_full_window: set[int] = set()
+        self.held_up: Final[set[int]] = set()  # more is due than could be started
 
     @property
     def window_is_full(self) -> bool:
@@ -64,6 +66,10 @@ class Rotation:
                 self._marks.pop(share.subscription_id, None)
             elif share.subscription_id in self._marks:
                 self._marks[share.subscription_id] = (share.next_saga_mark, share.next_job_mark)
+            if share.drained:
+                self.held_up.discard(share.subscription_id)
+            else:
+                self.held_up.add(share.subscription_id)
             # A failing endpoint is probed with a single attempt at a time: that is not a full window.
             if share.drained or share.active <= 1:
                 self._with_full_window.discard(share.subscription_id)
@@ -74,6 +80,7 @@ class Rotation:
         """Start from the beginning before a search: deliveries committed late lie before their mark."""
         self._marks = dict.fromkeys(self._marks, (None, None))
         self._with_full_window.clear()
+        self.held_up.clear()
 
 
 class Starter:
@@ -83,6 +90,7 @@ class Starter:
         self._context = context
         self._inbox = context.wakeups.inbox(Work.SAGAS)
         self._rotation = Rotation()
+        context.wakeups.held_up = self._rotation.held_up
         self._lock_was_taken = False
 
     async def run(self) -> None:
@@ -153,6 +161,7 @@ class Starter:
         self._lock_was_taken = not started
         self._rotation.update(started)
         wakeups.window_is_full = self._rotation.window_is_full
+        wakeups.found_held_up({share.subscription_id for share in started if not share.drained})
         for share in started:
             record(share.dead_lettered, self._context.metrics)
         return attempts + sum(len(share.dead_lettered) for share in started)

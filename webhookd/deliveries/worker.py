@@ -141,7 +141,7 @@ class Worker:
         self._context.metrics.in_flight_limit.set(settings.concurrency)
         room = self._slots.room(settings.concurrency, settings.subscription_concurrency)
         self._leaves_out = room.leaves_out
-        is_behind = len(self._loading) >= MAX_LOADING or self._reporter.waiting > settings.concurrency
+        is_behind = len(self._loading) >= MAX_LOADING or self._reporter.is_behind
         return None if self._draining or is_behind or not room.wanted else room
 
     @property
