@@ -51,4 +51,4 @@ create or replace function webhookd.is_event_type(candidate text) returns boolea
 language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select coalesce(length(candidate) <= 100 and candidate ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$', false)
 $$;
-grant execute on function webhookd.is_event_type(text) to subscription_admin, webhookd_jobqueue;
+grant execute on function webhookd.is_event_type(text) to webhookd_jobqueue;

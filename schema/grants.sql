@@ -21,12 +21,12 @@ grant select, insert on webhookd.events to event_ingest_writer, webhookd_ingest;
 grant select on webhookd.subscriptions to event_ingest_writer;
 grant usage on sequence webhookd.events_id_seq to webhookd_ingest;
 
-grant select on webhookd.events, webhookd.subscriptions to router_worker;
+grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_types to router_worker;
 grant select, update, delete on webhookd.event_routing_queue to router_worker;
 grant select, insert on webhookd.webhook_delivery_sagas to router_worker;
 
 grant select on webhookd.events, webhookd.subscriptions to saga_orchestrator;
-grant select, insert, update on webhookd.endpoint_health to saga_orchestrator;
+grant select, insert, update on webhookd.endpoint_health, webhookd.subscription_rates to saga_orchestrator;
 grant select, update on webhookd.orchestration_turn to saga_orchestrator;
 grant select, update on webhookd.webhook_delivery_sagas to saga_orchestrator;
 grant select, insert, update on webhookd.webhook_delivery_jobs to saga_orchestrator;
@@ -41,11 +41,12 @@ grant select, update on webhookd.webhook_delivery_jobs to lease_cleaner;
 grant select on webhookd.events, webhookd.subscriptions to dead_letter_operator;
 grant select, insert on webhookd.webhook_delivery_sagas, webhookd.dead_letters to dead_letter_operator;
 
-grant select, insert, update on webhookd.subscriptions, webhookd.subscription_secrets to subscription_admin;
+grant select, insert, update on webhookd.subscriptions, webhookd.subscription_secrets, webhookd.tenants to subscription_admin;
+grant delete on webhookd.subscription_secrets to subscription_admin;
 grant select on webhookd.endpoint_health to subscription_admin;
 
-grant select on webhookd.events, webhookd.subscriptions, webhookd.subscription_changes, webhookd.endpoint_health,
-    webhookd.event_routing_queue, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters,
+grant select on webhookd.events, webhookd.event_labels, webhookd.tenants, webhookd.subscriptions, webhookd.subscription_types, webhookd.subscription_changes,
+    webhookd.endpoint_health, webhookd.event_routing_queue, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters,
     webhookd.schema_migrations, webhookd.schema_code to webhookd_reader;
 
 -- The job queue. Its functions emit ordinary events. An executor reads nothing: a claim returns the job.

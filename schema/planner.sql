@@ -25,11 +25,18 @@
 -- A batch in the order of an index: the oldest events, sagas, jobs, results, leases or dead letters.
 alter function webhookd.route_events set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
+alter function webhookd.replay_events set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+    set enable_hashjoin = off set enable_mergejoin = off;
+alter function webhookd.resend_deliveries set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
 alter function webhookd.due_subscriptions set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off;
 alter function webhookd.start_due_sagas set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off
     set enable_hashjoin = off set enable_mergejoin = off;
+alter function webhookd.limit_quotas set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off;
 alter function webhookd.dead_letter_exhausted set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 alter function webhookd.apply_results set jit = off set plan_cache_mode = force_generic_plan

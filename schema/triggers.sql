@@ -21,15 +21,30 @@ create or replace trigger events_enqueue after insert on webhookd.events
 -- subscriptions ---------------------------------------------------------------------------------------------------
 
 create or replace trigger subscription_url_changed before update on webhookd.subscriptions
-    for each row when (old.callback_url is distinct from new.callback_url)
+    for each row when (old.callback_url is distinct from new.callback_url
+                       and old.pending_callback_url is distinct from new.callback_url)  -- the pending one was verified
     execute function webhookd.clear_verified();
 
 create or replace trigger subscription_created after insert on webhookd.subscriptions
     for each row execute function webhookd.log_subscription_change();
 create or replace trigger subscription_changed after update on webhookd.subscriptions
-    for each row when ((old.event_type, old.callback_url, old.active, old.verified)
-                       is distinct from (new.event_type, new.callback_url, new.active, new.verified))
+    for each row when ((old.event_types, old.filter, old.callback_url, old.active, old.verified)
+                       is distinct from (new.event_types, new.filter, new.callback_url, new.active, new.verified))
     execute function webhookd.log_subscription_change();
+create or replace trigger subscription_event_types before insert on webhookd.subscriptions
+    for each row when (new.event_types is null or new.event_type is distinct from new.event_types[1])
+    execute function webhookd.align_event_types();
+create or replace trigger subscription_event_types_changed before update on webhookd.subscriptions
+    for each row when (new.event_types is null or new.event_type is distinct from new.event_types[1])
+    execute function webhookd.align_event_types();
+create or replace trigger subscription_tenant before update on webhookd.subscriptions
+    for each row when (old.tenant <> new.tenant) execute function webhookd.refuse_change();
+create or replace trigger subscription_types_created after insert on webhookd.subscriptions
+    for each row execute function webhookd.index_subscription_types();
+create or replace trigger subscription_types_changed after update on webhookd.subscriptions
+    for each row when ((old.event_types, old.filter, old.routable, old.deleted_at)
+                       is distinct from (new.event_types, new.filter, new.routable, new.deleted_at))
+    execute function webhookd.index_subscription_types();
 
 
 -- sagas -----------------------------------------------------------------------------------------------------------
@@ -40,11 +55,11 @@ create or replace trigger saga_created after insert on webhookd.webhook_delivery
 create or replace trigger saga_changed after update on webhookd.webhook_delivery_sagas
     for each row execute function webhookd.check_saga();
 
-create or replace trigger saga_identity after update of id, event_id, subscription_id, dead_letter_id, created_at
+create or replace trigger saga_identity after update of id, event_id, subscription_id, dead_letter_id, resent_from, created_at
     on webhookd.webhook_delivery_sagas
     for each row when (
-        (old.id, old.event_id, old.subscription_id, old.dead_letter_id, old.created_at)
-            is distinct from (new.id, new.event_id, new.subscription_id, new.dead_letter_id, new.created_at))
+        (old.id, old.event_id, old.subscription_id, old.dead_letter_id, old.resent_from, old.created_at)
+            is distinct from (new.id, new.event_id, new.subscription_id, new.dead_letter_id, new.resent_from, new.created_at))
     execute function webhookd.refuse_transition('saga');
 
 create or replace trigger saga_of_jobs after delete on webhookd.webhook_delivery_sagas

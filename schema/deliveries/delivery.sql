@@ -17,7 +17,7 @@ begin
         select j.id, j.subscription_id from webhook_delivery_jobs j
         where j.status = 'Pending' and j.lease_until is null and j.id >= first_job_id
             and j.subscription_id <> all(full_ids)
-            and exists (select from subscriptions u where u.id = j.subscription_id and u.active and u.verified)
+            and exists (select from subscriptions u where u.id = j.subscription_id and u.deliverable)
             and not exists (select from endpoint_health h
                             where h.subscription_id = j.subscription_id and h.failing_since is not null
                                 and exists (select from webhook_delivery_sagas s
@@ -67,7 +67,7 @@ $$;
 -- What is the same for several rows is returned once: URL, secrets (newest first) and headers in the first row of each subscription,
 -- and the lease (its token, its end, the time of the claim and `resume_from`) in the first row of all. A lease token is new for each
 -- claim, so no two leases of a job have the same.
--- `payload` is null if it is not small: larger than 2 kB as stored (in TOAST), or past 64 kB in total. That fits into a socket
+-- `payload` is the body to send, in the subscription's format. It is null if it is not small: larger than 2 kB as stored (in TOAST), or past 64 kB in total. That fits into a socket
 -- buffer; with more, the claim would wait for its reader before its commit. load_payloads returns those in a second statement.
 -- If an event cannot be read (a damaged page), claim without payloads: loading them one by one finds it.
 --
@@ -114,7 +114,7 @@ begin
     -- Also finds a job that another claim has locked and may not lease: the mark must not pass it. Without any, no row is locked.
     select j.id into oldest_pending_id from webhook_delivery_jobs j
     where j.status = 'Pending' and j.lease_until is null and j.id >= first_job_id
-        and exists (select from subscriptions u where u.id = j.subscription_id and u.active and u.verified)
+        and exists (select from subscriptions u where u.id = j.subscription_id and u.deliverable)
     order by j.lease_until, j.id limit 1;
 
     select array_agg(c.id), array_agg(c.subscription_id) into chosen_ids, chosen_subscription_ids
@@ -130,7 +130,7 @@ begin
     into is_usual
     from (select g.id, count(*) as jobs from unnest(chosen_subscription_ids) as g (id) group by g.id) c
     -- `offset 0` keeps each lookup by key; otherwise the planner reads all subscriptions.
-    left join lateral (select k.id from subscriptions k where k.id = c.id and k.active and k.verified offset 0) u on true
+    left join lateral (select k.id from subscriptions k where k.id = c.id and k.deliverable offset 0) u on true
     left join lateral (select k.subscription_id from endpoint_health k
                        where k.subscription_id = c.id and k.failing_since is not null offset 0) h on true
     left join unnest(busy_subscription_ids, busy_slots) as b (id, used) on b.id = c.id;
@@ -138,7 +138,7 @@ begin
         chosen_ids := choose_jobs(oldest_pending_id, wanted, subscription_slots, busy_subscription_ids, busy_slots, full_ids);
     end if;
 
-    -- The address and `active and verified` are read in one snapshot, so no request goes to an address that was just changed. A
+    -- The address and `deliverable` are read in one snapshot, so no request goes to an address that was just changed. A
     -- subscription that was held since the candidates were chosen has no URL: release its jobs.
     return query
     with leased as (
@@ -148,10 +148,10 @@ begin
         where j.id = any(chosen_ids)
         returning j.id, j.saga_id, j.subscription_id, j.event_id, j.attempt, j.lease_resets
     ), endpoint as materialized (
-        select f.first_id, u.callback_url, c.headers, c.secrets
+        select f.first_id, f.subscription_id, u.callback_url, u.format, c.headers, c.secrets
         from (select min(l.id) as first_id, l.subscription_id from leased l group by l.subscription_id) f
         cross join lateral (
-            select k.callback_url from subscriptions k where k.id = f.subscription_id and k.active and k.verified offset 0) u
+            select k.callback_url, k.format from subscriptions k where k.id = f.subscription_id and k.deliverable offset 0) u
         cross join lateral (
             select k.headers,  -- without previous secrets no function call is needed
                    case when k.previous_secrets = '{}' then array[k.secret] else live_secrets(k) end as secrets
@@ -165,7 +165,11 @@ begin
                  sum(octet_length(e.payload)) over (rows unbounded preceding) as running
           from leased l
           left join lateral (
-              select k.event_type, k.correlation_id, case when pg_column_size(k.payload) <= 2048 then k.payload::text end as payload
+              select k.event_type, k.correlation_id,
+                     case when pg_column_size(k.payload) > 2048 then null
+                          when l.subscription_id = any(array(select s.subscription_id from endpoint s where s.format = 'standard'))
+                          then standard_body(k.event_type, k.created_at, k.payload::text)
+                          else k.payload::text end as payload
               from events k where k.id = l.event_id and with_payloads offset 0) e on true) l
     left join endpoint p on p.first_id = l.id;
 end
@@ -184,16 +188,18 @@ begin
     perform require(cardinality(job_ids) = cardinality(lease_tokens), 'lease_tokens must have one element for each job');
 
     return query
-    select d.id, d.event_type, d.correlation_id, d.payload
-    from (select j.id, e.event_type::text, e.correlation_id::text, e.payload::text,
+    select d.id, d.event_type, d.correlation_id,
+           case when d.format = 'standard' then standard_body(d.event_type, d.created_at, d.payload) else d.payload end
+    from (select j.id, e.event_type::text, e.correlation_id::text, e.payload::text, e.created_at, u.format,
                  sum(octet_length(e.payload::text)) over (order by j.id) as running, min(j.id) over () as first_id
           from unnest(job_ids, lease_tokens) as g (job_id, lease_token)
           -- `offset 0` keeps the lookups by key, also with a plan from when the tables were empty.
           cross join lateral (
-              select k.id, k.event_id from webhook_delivery_jobs k
+              select k.id, k.event_id, k.subscription_id from webhook_delivery_jobs k
               where k.id = g.job_id and k.lease_token = g.lease_token and k.status <> all('{Completed,Failed}') offset 0) j
           cross join lateral (
-              select k.event_type, k.correlation_id, k.payload from events k where k.id = j.event_id offset 0) e) d
+              select k.event_type, k.correlation_id, k.payload, k.created_at from events k where k.id = j.event_id offset 0) e
+          cross join lateral (select k.format from subscriptions k where k.id = j.subscription_id offset 0) u) d
     where d.running <= 33554432 or d.id = d.first_id;
 end
 $$;

@@ -49,7 +49,16 @@ begin
     then
         raise exception using errcode = 'WH400', message = 'id and created_at of an event must be those that the database assigns';
     end if;
-    insert into event_routing_queue (event_id, event_type) select id, event_type from new_events;
+    if exists (select from new_events n where n.labels is not null) then
+        if exists (select from new_events n where n.labels is not null and not is_labels(n.labels)) then
+            raise exception using
+                errcode = 'WH400',
+                message = 'labels must be an object of at most 20 texts, with names and values of at most 100 characters';
+        end if;
+        insert into event_labels (event_id, tenant, name, value, created_at)
+        select n.id, n.tenant, l.key, l.value, n.created_at from new_events n cross join lateral jsonb_each_text(n.labels) l;
+    end if;
+    insert into event_routing_queue (event_id, event_type, tenant, labels) select id, event_type, tenant, labels from new_events;
     -- A last time after `present` means that the clock was set back.
     if woken_at not between present - 0.05 and present and woken_at <> 'infinity' then
         perform pg_notify('webhookd_events', '');
@@ -65,6 +74,20 @@ create or replace function webhookd.clear_verified() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     new.verified := false;
+    new.verified_by := null;
+    return new;
+end
+$$;
+
+-- `event_type` is the first of `event_types`: whichever of the two a statement sets, the other follows.
+create or replace function webhookd.align_event_types() returns trigger
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    if new.event_types is null or (tg_op = 'UPDATE' and new.event_types = old.event_types) then
+        new.event_types := array[new.event_type];
+    else
+        new.event_type := new.event_types[1];
+    end if;
     return new;
 end
 $$;
@@ -72,8 +95,20 @@ $$;
 create or replace function webhookd.log_subscription_change() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    insert into subscription_changes (subscription_id, event_type, callback_url, active, verified)
-    values (new.id, new.event_type, new.callback_url, new.active, new.verified);
+    insert into subscription_changes (subscription_id, event_types, filter, callback_url, active, verified)
+    values (new.id, new.event_types, new.filter, new.callback_url, new.active, new.verified);
+    return null;
+end
+$$;
+
+-- Routing sees the old patterns or the new ones, and never a part of them: they change in one transaction.
+create or replace function webhookd.index_subscription_types() returns trigger
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    delete from subscription_types t where t.subscription_id = new.id;
+    insert into subscription_types (tenant, pattern, subscription_id, routable, filter)
+    select distinct new.tenant, p.pattern, new.id, new.routable, new.filter
+    from unnest(new.event_types) as p (pattern) where new.deleted_at is null;
     return null;
 end
 $$;
@@ -91,13 +126,22 @@ language plpgsql security definer set search_path = pg_catalog, webhookd, pg_tem
 begin
     if exists (select from new_sagas n
                where n.status <> 'Pending' or n.attempt_count <> 0 or n.final_error_code is not null or n.job_id is not null)
-        or exists (select from new_sagas n where not exists (select from events e where e.id = n.event_id))
-        or exists (select from (select distinct n.subscription_id from new_sagas n) n
-                   where not exists (select from subscriptions u where u.id = n.subscription_id))
+        or exists (select from (select distinct n.subscription_id, e.tenant
+                                from new_sagas n left join events e on e.id = n.event_id) n
+                   where not exists (select from subscriptions u where u.id = n.subscription_id and u.tenant = n.tenant))
+        or exists (select from new_sagas n
+                   where num_nonnulls(n.resent_from, n.dead_letter_id) > 0
+                       and not exists (select from webhook_delivery_sagas o
+                                       left join dead_letters d on d.saga_id = o.id
+                                       where o.id = n.resent_from and o.event_id = n.event_id
+                                           and o.subscription_id = n.subscription_id
+                                           and (o.status in ('Completed', 'DeadLettered')) is true
+                                           and d.id is not distinct from n.dead_letter_id))
     then
         raise exception using
             errcode = 'WH411',
-            message = 'a new saga must be Pending, without attempts, job or error, and its event and subscription must exist';
+            message = 'a new saga must be Pending, without attempts, job or error; its event and subscription must exist and have'
+                ' the same tenant; and a resent one must repeat a finished saga, with its dead letter if it has one';
     end if;
     return null;
 end
@@ -261,12 +305,13 @@ begin
         -- `is true`: by the primary key, not by an index of all DeadLettered sagas.
         left join webhook_delivery_sagas s on s.id = d.saga_id and (s.status = 'DeadLettered') is true
         left join events e on e.id = d.event_id
-        where (s.event_id, s.subscription_id, s.final_error_code, e.payload::text)
-            is distinct from (d.event_id, d.subscription_id, d.final_error_code, d.payload_snapshot::text))
+        where (s.event_id, s.subscription_id, s.final_error_code, e.payload::text, e.tenant)
+            is distinct from (d.event_id, d.subscription_id, d.final_error_code, d.payload_snapshot::text, d.tenant))
     then
         raise exception using
             errcode = 'WH411',
-            message = 'a dead letter must match its DeadLettered saga: event, subscription, error code, and the event''s payload';
+            message = 'a dead letter must match its DeadLettered saga: event, subscription, error code, and the event''s payload and'
+                ' tenant';
     end if;
     return null;
 end

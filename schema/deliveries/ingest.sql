@@ -2,10 +2,12 @@
 -- Owns: publishing events. Returns their ids; a trigger adds the routing queue row and the wake-up.
 
 -- Publishes many events in one statement, all or nothing, and returns a row for each in the same order. An idempotency key
--- that was used before with the same type and payload text returns the first event's id; with other content the whole call is
--- refused (WH409). If the key belongs to an open transaction, the call waits for its end, but not longer than lock_timeout.
+-- that its tenant used before with the same type, payload text and labels returns the first event's id; with other content the
+-- whole call is refused (WH409). If the key belongs to an open transaction, the call waits for its end, but not longer than
+-- lock_timeout. Without `tenants` and `labels`, the events have none.
 create or replace function webhookd.publish_many(
-    event_types text[], payloads json[], idempotency_keys text[], correlation_ids text[])
+    event_types text[], payloads json[], idempotency_keys text[], correlation_ids text[], tenants text[] default null,
+    labels jsonb[] default null)
 returns table (id bigint, created_at timestamptz, duplicate boolean)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
@@ -18,11 +20,13 @@ declare
     conflicting_id bigint;
 begin
     perform require(size > 0 and size = cardinality(payloads)
-                    and size = cardinality(idempotency_keys) and size = cardinality(correlation_ids),
+                    and size = cardinality(idempotency_keys) and size = cardinality(correlation_ids)
+                    and size = coalesce(cardinality(tenants), size) and size = coalesce(cardinality(labels), size),
                     'the arrays must have one element for each event, and at least one');
     -- One pass checks everything: five passes took a seventh of the time of publishing a single event.
     select w.complaint into complaint
-    from unnest(event_types, payloads, idempotency_keys, correlation_ids) as g (event_type, payload, idempotency_key, correlation_id)
+    from unnest(event_types, payloads, idempotency_keys, correlation_ids, tenants)
+        as g (event_type, payload, idempotency_key, correlation_id, tenant)
     cross join lateral (select case
         -- The pattern of is_event_type, written out: a function with a fixed search_path cannot be inlined.
         when g.event_type is null or length(g.event_type) > 100 or g.event_type !~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$'
@@ -33,6 +37,8 @@ begin
             then 'idempotency_key must be 1 to 255 characters, none of them a control character'
         when length(g.correlation_id) > 255 or g.correlation_id !~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$'
             then 'correlation_id must be 1 to 255 visible ASCII characters, because it is sent in a header'
+        when g.tenant <> '' and (length(g.tenant) > 100 or g.tenant !~ '^[A-Za-z0-9._:-]+$')
+            then 'tenant must be 1 to 100 letters, digits and . _ : -'
         end as complaint) w
     where w.complaint is not null limit 1;
     perform require(complaint is null, complaint);
@@ -42,17 +48,18 @@ begin
 
     if cardinality(array_remove(idempotency_keys, null)) = 0 then
         -- Without any key no ON CONFLICT is needed, which would write each row twice to the WAL.
-        insert into events (id, event_type, payload, correlation_id) overriding system value
-        select g.id, g.event_type, g.payload, g.correlation_id
-        from unnest(new_ids, event_types, payloads, correlation_ids) as g (id, event_type, payload, correlation_id);
+        insert into events (id, event_type, payload, correlation_id, tenant, labels) overriding system value
+        select g.id, g.event_type, g.payload, g.correlation_id, coalesce(g.tenant, ''), nullif(g.labels, '{}')
+        from unnest(new_ids, event_types, payloads, correlation_ids, tenants, labels)
+            as g (id, event_type, payload, correlation_id, tenant, labels);
     else
         -- In the order of the keys, so that two batches that share keys cannot deadlock.
-        insert into events (id, event_type, payload, idempotency_key, correlation_id) overriding system value
-        select g.id, g.event_type, g.payload, g.idempotency_key, g.correlation_id
-        from unnest(new_ids, event_types, payloads, idempotency_keys, correlation_ids)
-            as g (id, event_type, payload, idempotency_key, correlation_id)
-        order by g.idempotency_key collate "C" nulls first, g.id
-        on conflict (idempotency_key) where idempotency_key is not null do nothing;
+        insert into events (id, event_type, payload, idempotency_key, correlation_id, tenant, labels) overriding system value
+        select g.id, g.event_type, g.payload, g.idempotency_key, g.correlation_id, coalesce(g.tenant, ''), nullif(g.labels, '{}')
+        from unnest(new_ids, event_types, payloads, idempotency_keys, correlation_ids, tenants, labels)
+            as g (id, event_type, payload, idempotency_key, correlation_id, tenant, labels)
+        order by g.idempotency_key collate "C" nulls first, coalesce(g.tenant, '') collate "C", g.id
+        on conflict (idempotency_key, tenant) where idempotency_key is not null do nothing;
     end if;
     get diagnostics inserted = row_count;
     if inserted = size then
@@ -63,10 +70,13 @@ begin
     -- A new statement: its snapshot sees the row that the insert waited for. `offset 0` keeps the lookup by key: a plan from when
     -- the table was empty compared each key with all events.
     select g.idempotency_key, e.id into conflicting_key, conflicting_id
-    from unnest(new_ids, event_types, payloads, idempotency_keys) as g (id, event_type, payload, idempotency_key)
+    from unnest(new_ids, event_types, payloads, idempotency_keys, tenants, labels)
+        as g (id, event_type, payload, idempotency_key, tenant, labels)
     cross join lateral (
-        select k.id, k.event_type, k.payload from events k where k.idempotency_key = g.idempotency_key offset 0) e
-    where e.id <> g.id and (e.event_type, e.payload::text) is distinct from (g.event_type, g.payload::text)
+        select k.id, k.event_type, k.payload, k.labels from events k
+        where k.tenant = coalesce(g.tenant, '') and k.idempotency_key = g.idempotency_key offset 0) e
+    where e.id <> g.id
+        and (e.event_type, e.payload::text, e.labels) is distinct from (g.event_type, g.payload::text, nullif(g.labels, '{}'))
     limit 1;
     if found then
         raise exception using
@@ -78,19 +88,41 @@ begin
     perform wait_for_sync_standby();
     return query
     select coalesce(e.id, g.id), coalesce(e.created_at, now()), coalesce(e.id <> g.id, false)
-    from unnest(new_ids, idempotency_keys) with ordinality as g (id, idempotency_key, place)
+    from unnest(new_ids, idempotency_keys, tenants) with ordinality as g (id, idempotency_key, tenant, place)
     left join lateral (
-        select k.id, k.created_at from events k where k.idempotency_key = g.idempotency_key offset 0) e on true
+        select k.id, k.created_at from events k
+        where k.tenant = coalesce(g.tenant, '') and k.idempotency_key = g.idempotency_key offset 0) e on true
     order by g.place;
 end
 $$;
-grant execute on function webhookd.publish_many(text[], json[], text[], text[]) to event_ingest_writer, webhookd_app;
+grant execute on function webhookd.publish_many(text[], json[], text[], text[], text[], jsonb[]) to event_ingest_writer, webhookd_app;
 
--- Publishes one event as part of the application's transaction: it commits or rolls back with it.
+-- Publishes one event as part of the application's transaction: it commits or rolls back with it. The payload can be json, jsonb, or
+-- text, which a literal without a type and the strings of most drivers are.
 create or replace function webhookd.publish(
-    event_type text, payload json, idempotency_key text default null, correlation_id text default null)
+    event_type text, payload json, idempotency_key text default null, correlation_id text default null, tenant text default '',
+    labels jsonb default null)
 returns bigint
 language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
-    select p.id from publish_many(array[event_type], array[payload], array[idempotency_key], array[correlation_id]) p
+    select p.id from publish_many(array[event_type], array[payload], array[idempotency_key], array[correlation_id], array[tenant],
+                                  array[labels]) p
 $$;
-grant execute on function webhookd.publish(text, json, text, text) to event_ingest_writer, webhookd_app;
+create or replace function webhookd.publish(
+    event_type text, payload jsonb, idempotency_key text default null, correlation_id text default null, tenant text default '',
+    labels jsonb default null)
+returns bigint
+language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+    select p.id from publish_many(array[event_type], array[payload::json], array[idempotency_key], array[correlation_id],
+                                  array[tenant], array[labels]) p
+$$;
+create or replace function webhookd.publish(
+    event_type text, payload text, idempotency_key text default null, correlation_id text default null, tenant text default '',
+    labels jsonb default null)
+returns bigint
+language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+    select p.id from publish_many(array[event_type], array[payload::json], array[idempotency_key], array[correlation_id],
+                                  array[tenant], array[labels]) p
+$$;
+grant execute on function
+    webhookd.publish(text, json, text, text, text, jsonb), webhookd.publish(text, jsonb, text, text, text, jsonb),
+    webhookd.publish(text, text, text, text, text, jsonb) to event_ingest_writer, webhookd_app;

@@ -1,16 +1,42 @@
 -- owner: webhookd_owner
 -- Owns: the backlog of each stage, for the metrics. Reads with the caller's privileges and changes nothing.
 
+-- Returns a saga id that all sagas created at this time or later are at or above. Sagas have no index by time, which would cost each
+-- delivery an index entry. Their ids are in the order of time except for those of transactions that overlap, so a binary search
+-- along the primary key finds the place; ten seconds are more than such a transaction takes.
+create or replace function webhookd.first_saga_since(moment timestamptz) returns bigint
+language plpgsql stable set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    low bigint := 0;
+    high bigint := coalesce((select max(s.id) from webhook_delivery_sagas s), 0) + 1;
+    middle bigint;
+    found_id bigint;
+    found_at timestamptz;
+begin
+    while low < high loop
+        middle := (low + high) / 2;
+        select s.id, s.created_at into found_id, found_at from webhook_delivery_sagas s where s.id >= middle order by s.id limit 1;
+        if found_at < moment - interval '10 seconds' then
+            low := found_id + 1;
+        else
+            high := middle;
+        end if;
+    end loop;
+    return low;
+end
+$$;
+grant execute on function webhookd.first_saga_since(timestamptz) to webhookd_reader;
+
 -- Returns for each stage the number of waiting rows, counted up to `counted_up_to`, and the time of the oldest. It never scans
 -- a table: each count walks a partial index of unfinished rows, independent of the history, and stops at the bound. Each query
 -- has the order of its index: without it, the planner may walk any index whose predicate fits.
 --
 -- routing        events that are not routed yet
--- orchestration  due sagas of subscriptions that are active and verified
+-- orchestration  due sagas of subscriptions that are deliverable
 -- retry          failed sagas whose next attempt is not due yet (PendingRetry), also of held subscriptions
 -- held           due sagas of other subscriptions: they wait for an operator, not for a stage. (The API's `held` also includes
 --                sagas that are not due yet, and those with a job that is not leased.)
--- delivery       jobs that can be claimed, of subscriptions that are active and verified
+-- delivery       jobs that can be claimed, of subscriptions that are deliverable
 -- in_flight      leased jobs; the oldest is the earliest end of a lease, in the past if the lease has expired
 -- results        results that are not applied yet
 -- failing        endpoints that keep failing and get one request at a time
@@ -38,7 +64,7 @@ begin
                w.place + 1
         from waiting w where w.id is not null and w.place < counted_up_to
     ), known as materialized (
-        select u.id, u.active and u.verified as delivered from waiting w join subscriptions u on u.id = w.id
+        select u.id, u.deliverable as delivered from waiting w join subscriptions u on u.id = w.id
     )
     select case when g.delivered then 'orchestration' else 'held' end,
            (select count(*) from (
@@ -74,7 +100,7 @@ begin
     select 'delivery', count(*), min(w.created_at) from (
         select j.created_at from webhook_delivery_jobs j
         where j.status = 'Pending' and j.lease_until is null
-            and exists (select from subscriptions u where u.id = j.subscription_id and u.active and u.verified)
+            and exists (select from subscriptions u where u.id = j.subscription_id and u.deliverable)
         order by j.lease_until, j.id limit counted_up_to) w;
 
     return query

@@ -26,44 +26,106 @@ create table webhookd.events (
     payload         json not null,
     idempotency_key varchar(255) collate "C",
     correlation_id  varchar(255) collate "C",
+    tenant          varchar(100) collate "C" not null default '',  -- empty: of no tenant
+    labels          jsonb,                  -- a flat object of strings; null: none
     -- Also bounds inserts that do not come through the API: a worker holds many payloads in memory at a time.
     constraint payload_bound check (octet_length(payload::text) <= 8388608),
     constraint event_type_form check (event_type ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$'),
     constraint idempotency_key_form check (idempotency_key ~ '^[^[:cntrl:]]+$'),
     -- It is sent in a header.
-    constraint correlation_id_form check (correlation_id ~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$')
+    constraint correlation_id_form check (correlation_id ~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$'),
+    constraint tenant_form check (tenant = '' or tenant ~ '^[A-Za-z0-9._:-]+$')
 );
 -- Lists of events. They end with the id where rows of one batch, which have the same time, would need a sort.
 -- Without deduplication: all events of a batch have the same time, and the passes over its entries took 4 % of publishing.
-create index idx_event_created on webhookd.events (created_at) with (deduplicate_items = off);
+create index idx_event_created on webhookd.events (created_at, id) with (deduplicate_items = off);
 create index idx_event_type on webhookd.events (event_type, created_at, id);
-create unique index uniq_event_idempotency_key on webhookd.events (idempotency_key)
+create unique index uniq_event_idempotency_key on webhookd.events (idempotency_key, tenant)
     where idempotency_key is not null;
+
+create index idx_event_tenant on webhookd.events (tenant, created_at, id) where tenant <> '';
+create index idx_event_tenant_type on webhookd.events (tenant, event_type, created_at, id) where tenant <> '';
+create index idx_event_correlation on webhookd.events (correlation_id, created_at, id) where correlation_id is not null;
+
+-- The labels of events, for searches. A trigger on events fills it; an event without labels costs nothing. A table and not a GIN
+-- index, which cannot give the newest events first.
+create table webhookd.event_labels (
+    event_id   bigint not null references webhookd.events,
+    tenant     varchar(100) collate "C" not null,
+    name       varchar(100) collate "C" not null,
+    value      varchar(100) collate "C" not null,
+    created_at timestamptz not null,
+    primary key (name, value, created_at, event_id)
+);
+create index idx_event_label_tenant on webhookd.event_labels (tenant, name, value, created_at, event_id) where tenant <> '';
 
 -- The events that are not routed yet, with what routing needs to know of each, so that it does not read events. A trigger on
 -- events fills it, route_events empties it.
 -- It has no foreign key: only that trigger writes here, in the transaction that writes the event.
 create table webhookd.event_routing_queue (
     event_id   bigint primary key,
-    event_type varchar(100) collate "C" not null
+    event_type varchar(100) collate "C" not null,
+    tenant     varchar(100) collate "C" not null default '',
+    labels     jsonb
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000);
 
 
+-- Tenants ------------------------------------------------------------------------------------------------------------
+
+-- The customers of the users of webhookd. An event of a tenant is routed only to subscriptions of the same tenant. "No tenant" is
+-- the empty text and has no row here, so that matching is plain equality.
+create table webhookd.tenants (
+    tenant            varchar(100) collate "C" primary key,
+    id                bigint generated always as identity unique,   -- the order of lists
+    name              varchar(200),
+    active            boolean not null default true,    -- false: all its subscriptions are held
+    max_subscriptions integer,                          -- null: no limit
+    created_at        timestamptz not null default now(),
+    updated_at        timestamptz not null default now(),
+    constraint tenant_form check (tenant ~ '^[A-Za-z0-9._:-]+$'),
+    constraint max_subscriptions_range check (max_subscriptions >= 0)
+);
+
+
 -- Subscriptions ------------------------------------------------------------------------------------------------------
 
+-- `routable`: events are routed to it. `deliverable`: its deliveries are sent; otherwise it is held, and they wait.
 create table webhookd.subscriptions (
     id                 bigint generated always as identity primary key,
-    event_type         varchar(100) collate "C" not null,
+    event_type         varchar(100) collate "C" not null,   -- the first of event_types
     callback_url       varchar(500) not null,
-    active             boolean not null default true,
+    active             boolean not null default true,       -- false: events are not routed, and deliveries wait
     verified           boolean not null default false,
+    tenant             varchar(100) collate "C" not null default '',
+    event_types        varchar(100)[] collate "C" not null,  -- patterns: order.created, order.* or *
+    filter             jsonb,               -- the labels that an event must have; null: any event
+    paused             boolean not null default false,      -- true: events are routed, and deliveries wait
+    tenant_active      boolean not null default true,       -- a copy, so that a claim does not read tenants
+    deleted_at         timestamptz,         -- not null: nothing is routed or sent, and it is not listed
+    routable           boolean not null generated always as (active and verified and deleted_at is null) stored,
+    deliverable        boolean not null generated always as
+        (active and verified and not paused and tenant_active and deleted_at is null) stored,
+    pending_callback_url varchar(500),      -- becomes callback_url when it is verified
+    verified_by        text,                -- how the endpoint was verified: challenge or ping
+    format             text not null default 'raw',     -- of the body: raw or standard
+    max_per_second     double precision,    -- the most attempts a second over all instances; null: no limit
     max_attempts       integer,             -- null: the configured default
     base_delay_seconds double precision,    -- null: the configured default
     description        varchar(500),
     created_at         timestamptz not null default now(),
     updated_at         timestamptz not null default now(),
-    constraint event_type_form check (event_type ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$'),
+    constraint first_event_type check (event_type = event_types[1] and cardinality(event_types) <= 100),
+    constraint event_types_form check (
+        array_to_string(event_types, ' ') ~ '^([a-zA-Z0-9_]+\.)*([a-zA-Z0-9_]+|\*)( ([a-zA-Z0-9_]+\.)*([a-zA-Z0-9_]+|\*))*$'
+        and cardinality(string_to_array(array_to_string(event_types, ' '), ' ')) = cardinality(event_types)),
+    constraint filter_is_an_object check (jsonb_typeof(filter) = 'object'),
+    constraint pending_callback_url_is_https check (
+        pending_callback_url ~ '^https://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z]([0-9A-Za-z.-]*[0-9A-Za-z])?)(:[0-9]{1,5})?([/?][!"$-~]*)?$'),
+    constraint verified_by_range check (verified_by in ('challenge', 'ping')),
+    constraint format_range check (format in ('raw', 'standard')),
+    constraint max_per_second_range check (max_per_second > 0 and max_per_second <= 1000000),
+    constraint tenant_form check (tenant = '' or tenant ~ '^[A-Za-z0-9._:-]+$'),
     constraint callback_url_is_https check (
         callback_url ~ '^https://(\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z]([0-9A-Za-z.-]*[0-9A-Za-z])?)(:[0-9]{1,5})?([/?][!"$-~]*)?$'),
     constraint max_attempts_range check (max_attempts between 1 and 1000),
@@ -71,6 +133,26 @@ create table webhookd.subscriptions (
 );
 create index idx_sub_event_type on webhookd.subscriptions (event_type, id);
 create index idx_sub_active on webhookd.subscriptions (active, id);
+create index idx_sub_tenant on webhookd.subscriptions (tenant, id) where tenant <> '';
+create index idx_sub_rate on webhookd.subscriptions (id) where max_per_second is not null;
+
+-- What routing reads: the patterns of each subscription. A trigger on subscriptions fills it.
+create table webhookd.subscription_types (
+    tenant          varchar(100) collate "C" not null,
+    pattern         varchar(100) collate "C" not null,
+    subscription_id bigint not null references webhookd.subscriptions,
+    routable        boolean not null,
+    filter          jsonb,
+    primary key (tenant, pattern, subscription_id)
+);
+create index idx_subscription_type on webhookd.subscription_types (subscription_id);
+
+-- The token bucket of each subscription with max_per_second. Only the orchestrator changes it, in turn.
+create table webhookd.subscription_rates (
+    subscription_id bigint primary key references webhookd.subscriptions,
+    tokens          double precision not null,
+    refilled_at     timestamptz not null
+) with (fillfactor = 50);
 
 -- Signing secrets and custom headers: a table of its own, because fewer roles may read it. The current secret and up to three
 -- previous secrets sign, each previous secret until its own time.
@@ -95,7 +177,8 @@ create table webhookd.subscription_changes (
     id              bigint generated always as identity primary key,
     subscription_id bigint not null references webhookd.subscriptions,
     changed_at      timestamptz not null default clock_timestamp(),
-    event_type      varchar(100) collate "C" not null,
+    event_types     varchar(100)[] collate "C" not null,
+    filter          jsonb,
     callback_url    varchar(500) not null,
     active          boolean not null,
     verified        boolean not null
@@ -142,19 +225,23 @@ create table webhookd.webhook_delivery_sagas (
     created_at       timestamptz not null default now(),
     updated_at       timestamptz not null default now(),
     dead_letter_id   bigint,                -- of a requeued saga: the dead letter from which it was created
-    job_id           bigint                 -- the attempt in progress, or the last one
+    job_id           bigint,                -- the attempt in progress, or the last one
+    resent_from      bigint                 -- of a resent saga, and so of a requeued one: the finished saga that it repeats
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 
--- Routing an event twice creates no second saga. A requeue creates a new saga, at most once for each dead letter.
+-- Routing an event twice creates no second saga. A resend creates a new saga, one at a time; a requeue is the resend of a dead
+-- letter, and creates one at most once for each dead letter.
 create unique index uniq_saga_event_subscription on webhookd.webhook_delivery_sagas (event_id, subscription_id)
-    where dead_letter_id is null;
+    where resent_from is null;
 create unique index uniq_saga_dead_letter on webhookd.webhook_delivery_sagas (dead_letter_id)
     where dead_letter_id is not null;
+create unique index uniq_saga_resend on webhookd.webhook_delivery_sagas (resent_from)
+    where resent_from is not null and status in ('Pending', 'InProgress', 'PendingRetry');
 -- The deliveries of an event: uniq_saga_event_subscription has the routed sagas in the same order, so this index has only the
--- requeued sagas. A full index cost three more entries and 230 bytes of WAL for each delivery.
+-- resent sagas. A full index cost three more entries and 230 bytes of WAL for each delivery.
 create index idx_saga_event on webhookd.webhook_delivery_sagas (event_id, subscription_id)
-    where dead_letter_id is not null;
+    where resent_from is not null;
 -- Each change of a saga's status writes an entry into every index whose predicate holds, of about 12,000 instructions and 75 bytes
 -- of WAL. So each status has one index by subscription, and a delivery that succeeds at once writes to one of them at a time.
 -- The sagas that wait for their first attempt: fairness, and lists.
@@ -176,6 +263,9 @@ create index idx_saga_subscription_status on webhookd.webhook_delivery_sagas (su
 -- and without the two statuses above, which are listed subscription by subscription.
 create index idx_saga_status on webhookd.webhook_delivery_sagas (status, id)
     where status in ('PendingRetry', 'DeadLettered');
+-- Lists by error: only the sagas that have failed.
+create index idx_saga_error on webhookd.webhook_delivery_sagas (final_error_code, status, id)
+    where final_error_code is not null;
 
 
 -- Jobs ---------------------------------------------------------------------------------------------------------------
@@ -235,6 +325,7 @@ create table webhookd.dead_letters (
     final_error_code varchar(100) not null,
     failed_at        timestamptz not null default now(),
     payload_snapshot json not null,
+    tenant           varchar(100) collate "C" not null default '',
     constraint dead_letter_pair unique (id, event_id, subscription_id)
 );
 create unique index idx_dead_saga on webhookd.dead_letters (saga_id);
@@ -245,6 +336,8 @@ create index idx_dead_failed on webhookd.dead_letters (failed_at, id);
 create index idx_dead_subscription on webhookd.dead_letters (subscription_id, failed_at, id);
 create index idx_dead_error on webhookd.dead_letters (final_error_code, failed_at, id);
 create index idx_dead_subscription_error on webhookd.dead_letters (subscription_id, final_error_code, failed_at, id);
+create index idx_dead_tenant on webhookd.dead_letters (tenant, failed_at, id) where tenant <> '';
+create index idx_dead_tenant_error on webhookd.dead_letters (tenant, final_error_code, failed_at, id) where tenant <> '';
 
 -- A requeued saga has the event and the subscription of its dead letter.
 alter table webhookd.webhook_delivery_sagas

@@ -33,10 +33,11 @@ async def test_everything_is_good(command: Command, database: Database) -> None:
     assert (ended.code, ended.err) == (0, [])
     lines = [line for line in ended.out if line.startswith("✓ ")]
     subjects = [line.split()[1] for line in lines]
-    assert subjects == ["configuration", "database", "schema", "login"]
+    assert subjects == ["configuration", "retries", "database", "schema", "login"]
     assert "WEBHOOKD_DATABASE_DSN from the environment" in lines[0]
-    assert f"PostgreSQL {database.server.major}." in lines[1]
-    assert database.login_name("daemon") in lines[3]
+    assert "5 attempts over 7m 30s" in lines[1]
+    assert f"PostgreSQL {database.server.major}." in lines[2]
+    assert database.login_name("daemon") in lines[4]
     assert password_of(dsn) not in "".join(ended.out)
 
 
@@ -47,7 +48,7 @@ async def test_json_output(command: Command, database: Database) -> None:
     document = json.loads(line)
     assert document["good"] is True
     assert {finding["subject"] for finding in document["findings"]} == {
-        *("configuration", "database", "schema", "login")
+        *("configuration", "retries", "database", "schema", "login")
     }
 
 

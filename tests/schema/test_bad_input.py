@@ -6,8 +6,10 @@ would change something.
 
 import base64
 import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -178,7 +180,33 @@ BAD_HEADERS = {
     "one of two": '{"x": "y", "z": ["y"]}',
 }
 
-PUBLISHED = {"event_type": "'a'", "payload": "'{}'", "idempotency_key": "'k'", "correlation_id": "'c'"}
+BAD_PATTERNS = {name: event_type for name, event_type in BAD_EVENT_TYPES.items() if name != "wildcard"} | {
+    "wildcard inside": "a.*.b",
+    "two wildcards": "**",
+    "wildcard in a word": "order*",
+    "wildcard first": "*.created",
+}
+BAD_TENANTS = {"space": "a b", "slash": "a/b", "101 characters": "t" * 101, "newline": "a\n", "accent": "é"}
+BAD_LABELS = {
+    "array": "[]",
+    "number": "1",
+    "number inside": '{"x": 1}',
+    "null inside": '{"x": null}',
+    "object inside": '{"x": {"y": "z"}}',
+    "empty name": '{"": "x"}',
+    "name of 101 characters": f'{{"{"n" * 101}": "x"}}',
+    "value of 101 characters": f'{{"x": "{"v" * 101}"}}',
+    "21 labels": "{" + ", ".join(f'"l{number}": "x"' for number in range(21)) + "}",
+}
+
+PUBLISHED = {
+    "event_type": "'a'",
+    "payload": "'{}'",
+    "idempotency_key": "'k'",
+    "correlation_id": "'c'",
+    "tenant": "'acme'",
+    "labels": """'{"region": "eu"}'""",
+}
 
 
 def policy_bad(*names: str) -> list[Bad]:
@@ -207,18 +235,46 @@ def subscription_bad() -> list[Bad]:
     ]
 
 
+def changed(**changes: object) -> str:
+    """Return the literal of an object."""
+    return literal(json.dumps(changes))
+
+
+UNCHANGEABLE = ("activ", "Active", "verified", "tenant", "tenant_active", "deleted_at", "id", "routable")
+BAD_CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("active must be", {"active": None}),
+    ("paused must be", {"paused": None}),
+    *(("callback_url must be", {"callback_url": url}) for url in BAD_ADDRESSES.values() if len(url) < 501),
+    *(("event_types must be", {"event_types": [each]}) for each in BAD_PATTERNS.values() if len(each) < 101),
+    ("event_types must be", {"event_types": []}),
+    ("event_types must be", {"event_types": None}),
+    ("event_type must be the first", {"event_type": None}),
+    ("event_type must be the first", {"event_type": "a", "event_types": ["b", "a"]}),
+    *(("filter must be an object", {"filter": json.loads(each)}) for each in BAD_LABELS.values()),
+    ("format must be", {"format": None}),
+    ("format must be", {"format": "xml"}),
+    ("max_per_second must be", {"max_per_second": 0}),
+    ("max_per_second must be", {"max_per_second": 1_000_001}),
+    ("max_attempts must be 1 to 1000", {"max_attempts": 0}),
+    ("max_attempts must be 1 to 1000", {"max_attempts": 1001}),
+    ("base_delay_seconds must be", {"base_delay_seconds": -0.1}),
+    *(("headers must be a JSON object", {"headers": json.loads(each)}) for each in BAD_HEADERS.values()),
+]
+
 FUNCTIONS: dict[str, Function] = {
     "publish": Function(
         PUBLISHED,
-        frozenset({"idempotency_key", "correlation_id"}),
+        frozenset({"idempotency_key", "correlation_id", "tenant", "labels"}),
         [
             *(wrong("event_type must be", event_type=literal(each)) for each in BAD_EVENT_TYPES.values()),
+            *(wrong("tenant must be", tenant=literal(each)) for each in BAD_TENANTS.values()),
+            *(wrong("labels must be an object", labels=literal(each)) for each in BAD_LABELS.values()),
             *(wrong("idempotency_key must be", idempotency_key=literal(k)) for k in BAD_KEYS.values()),
             *(
                 wrong("correlation_id must be", correlation_id=literal(c))
                 for c in BAD_CORRELATION_IDS.values()
             ),
-            Bad("WH409", "idempotency key 'used' was used", {"idempotency_key": "'used'"}),
+            Bad("WH409", "idempotency key 'used' was used", {"idempotency_key": "'used'", "tenant": "''"}),
             Bad("22P02", "invalid input syntax for type json", {"payload": "'{'"}),
             Bad("22P02", "invalid input syntax for type json", {"payload": "''"}),
             Bad("22P02", "invalid input syntax for type json", {"payload": "'NaN'"}),
@@ -230,8 +286,15 @@ FUNCTIONS: dict[str, Function] = {
             "payloads": "array['{}', '{}']::json[]",
             "idempotency_keys": "array['k', null]",
             "correlation_ids": "array['c', null]",
+            "tenants": "array['', null]",
+            "labels": """array[null, '{"region": "eu"}']::jsonb[]""",
         },
+        frozenset({"tenants", "labels"}),
         bad=[
+            wrong("one element for each event", tenants="array['']"),
+            wrong("one element for each event", labels="'{}'"),
+            wrong("tenant must be", tenants="array['a b', null]"),
+            wrong("labels must be an object", labels="array['[]', null]::jsonb[]"),
             wrong("one element for each event", event_types="array['a']"),
             wrong("one element for each event", payloads="array['{}', '{}', '{}']::json[]"),
             wrong("one element for each event", idempotency_keys="array['k']"),
@@ -242,6 +305,8 @@ FUNCTIONS: dict[str, Function] = {
                 payloads="'{}'",
                 idempotency_keys="'{}'",
                 correlation_ids="'{}'",
+                tenants="'{}'",
+                labels="'{}'",
             ),
             wrong("event_type must be", event_types="array['a', null]"),
             wrong("event_type must be", event_types="array['a', repeat('b', 101)]"),
@@ -482,8 +547,10 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "backlog": Function({"counted_up_to": "10"}, bad=not_positive("counted_up_to")),
     "requeue_dead_letter": Function(
-        {"dead_letter_id": f"{DEAD_LETTER}"},
+        {"dead_letter_id": f"{DEAD_LETTER}", "only_tenant": "null"},
+        frozenset({"only_tenant"}),
         bad=[
+            missing(f"dead letter {DEAD_LETTER} does not exist", only_tenant="'acme'"),
             missing(f"dead letter {UNKNOWN} does not exist", dead_letter_id=f"{UNKNOWN}"),
             missing("dead letter 0 does not exist", dead_letter_id="0"),
             missing("dead letter -1 does not exist", dead_letter_id="-1"),
@@ -499,10 +566,83 @@ FUNCTIONS: dict[str, Function] = {
             "after_id": "0",
             "batch_size": "10",
             "dry_run": "false",
+            "only_tenant": "null",
         },
-        frozenset({"only_subscription_id", "only_error_code", "failed_after", "failed_before"}),
-        not_positive("batch_size"),
+        frozenset(
+            {"only_subscription_id", "only_error_code", "failed_after", "failed_before", "only_tenant"}
+        ),
+        [*not_positive("batch_size"), wrong("only_tenant must not be empty", only_tenant="''")],
     ),
+    "resend_delivery": Function(
+        {"saga_id": "1", "only_tenant": "null"},
+        frozenset({"only_tenant"}),
+        [
+            missing(f"delivery {UNKNOWN} does not exist", saga_id=f"{UNKNOWN}"),
+            missing("delivery 1 does not exist", only_tenant="'acme'"),
+            Bad("WH412", "subscription 2 is not active and verified", {"saga_id": "2"}),
+            Bad("WH415", "only a finished one can be resent", {"saga_id": "3"}),
+        ],
+    ),
+    "retry_delivery": Function(
+        {"saga_id": "3", "only_tenant": "null"},
+        frozenset({"only_tenant"}),
+        [
+            missing(f"delivery {UNKNOWN} does not exist", saga_id=f"{UNKNOWN}"),
+            missing("delivery 3 does not exist", only_tenant="'acme'"),
+            Bad("WH415", "delivery 1 is DeadLettered", {"saga_id": "1"}),
+        ],
+    ),
+    "replay_events": Function(
+        {
+            "subscription_id": f"{SUBSCRIPTION}",
+            "since": "now() - interval '1 h'",
+            "until": "now()",
+            "only_types": "array['first.*']",
+            "include_all": "true",
+            "started_at": "now()",
+            "after_event_id": "0",
+            "batch_size": "10",
+            "dry_run": "false",
+            "only_tenant": "null",
+        },
+        frozenset({"only_types", "only_tenant"}),
+        [
+            *not_positive("batch_size"),
+            missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
+            missing(f"subscription {SUBSCRIPTION} does not exist", only_tenant="'acme'"),
+            wrong("since must be before until", since="now()", until="now()"),
+            wrong("after_event_id must be 0 or", after_event_id=f"{UNKNOWN}"),
+            Bad("WH412", "subscription 2 is not active and verified", {"subscription_id": f"{HELD}"}),
+        ],
+    ),
+    "put_tenant": Function(
+        {"tenant": "'acme'", "changes": """'{"name": "Acme", "active": false, "max_subscriptions": 3}'"""},
+        bad=[
+            *(wrong("tenant must be", tenant=literal(each)) for each in ["", *BAD_TENANTS.values()]),
+            wrong("changes must be an object", changes="'[]'"),
+            wrong("changes must be an object", changes="""'{"tenant": "b"}'"""),
+            wrong("active must be true or false", changes="""'{"active": null}'"""),
+            wrong("max_subscriptions must be 0 or more", changes="""'{"max_subscriptions": -1}'"""),
+        ],
+    ),
+    "delete_subscription": Function(
+        {"subscription_id": f"{SUBSCRIPTION}", "only_tenant": "null"},
+        frozenset({"only_tenant"}),
+        [
+            missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
+            missing(f"subscription {SUBSCRIPTION} does not exist", only_tenant="'acme'"),
+        ],
+    ),
+    "prepare_test": Function(
+        {"subscription_id": f"{SUBSCRIPTION}", "only_tenant": "null"},
+        frozenset({"only_tenant"}),
+        [
+            missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
+            missing(f"subscription {SUBSCRIPTION} does not exist", only_tenant="'acme'"),
+        ],
+    ),
+    "patterns_of": Function({"event_type": "'a.b'"}, frozenset({"event_type"})),
+    "first_saga_since": Function({"moment": "now()"}, frozenset({"moment"})),
     "create_subscription": Function(
         {
             "event_type": "'order.created'",
@@ -512,10 +652,40 @@ FUNCTIONS: dict[str, Function] = {
             "headers": """'{"x": "y"}'""",
             "description": "'a description'",
             "secret": f"'{GOOD_SECRET}'",
+            "tenant": "'acme'",
+            "event_types": "array['order.created', 'order.*', '*']",
+            "filter": """'{"region": "eu"}'""",
+            "paused": "false",
+            "format": "'raw'",
+            "max_per_second": "0.5",
         },
-        frozenset({"max_attempts", "base_delay_seconds", "description", "secret"}),
+        frozenset(
+            {
+                "event_type",
+                "max_attempts",
+                "base_delay_seconds",
+                "description",
+                "secret",
+                "event_types",
+                "filter",
+                "max_per_second",
+            }
+        ),
         [
-            *(wrong("event_type must be", event_type=literal(each)) for each in BAD_EVENT_TYPES.values()),
+            *(
+                wrong("event_types must be", event_type="null", event_types=f"array[{literal(each)}]")
+                for each in BAD_PATTERNS.values()
+            ),
+            wrong("event_types must be", event_type="null", event_types="'{}'"),
+            wrong("event_types must be", event_type="null", event_types="null"),
+            wrong("event_types must be", event_type="'a'", event_types="array_fill('a'::text, array[101])"),
+            wrong("event_type must be the first", event_type="'order.*'"),
+            *(wrong("tenant must be", tenant=literal(each)) for each in BAD_TENANTS.values()),
+            *(wrong("filter must be an object", filter=literal(each)) for each in BAD_LABELS.values()),
+            wrong("format must be", format="'xml'"),
+            *out_of_range(
+                "max_per_second", "max_per_second must be above 0", *("0", "-1", "1000001", "'NaN'")
+            ),
             *subscription_bad(),
             *(wrong("secret must be whsec_", secret=literal(each)) for each in BAD_SECRETS.values()),
         ],
@@ -523,35 +693,36 @@ FUNCTIONS: dict[str, Function] = {
     "update_subscription": Function(
         {
             "subscription_id": f"{SUBSCRIPTION}",
-            "changed": "'{active,callback_url,max_attempts,base_delay_seconds,headers,description}'",
-            "active": "false",
-            "callback_url": "'https://elsewhere.example/'",
-            "max_attempts": "5",
-            "base_delay_seconds": "30",
-            "headers": """'{"x": "y"}'""",
-            "description": "'a description'",
+            "changes": """'{"active": false, "paused": true, "callback_url": "https://elsewhere.example/",
+                            "event_types": ["a", "b.*"], "filter": {"a": "b"}, "format": "standard",
+                            "max_per_second": 5, "max_attempts": 5, "base_delay_seconds": 30,
+                            "headers": {"x": "y"}, "description": "a description"}'""",
+            "only_tenant": "null",
         },
-        frozenset({"max_attempts", "base_delay_seconds", "description"}),
+        frozenset({"only_tenant"}),
         [
             missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
-            wrong("changed can contain active, callback_url", changed="'{active,activ}'"),
-            wrong("changed can contain active, callback_url", changed="'{verified}'"),
-            wrong("changed can contain active, callback_url", changed="'{event_type}'"),
-            wrong("changed can contain active, callback_url", changed="'{Active}'"),
-            wrong("changed can contain active, callback_url", changed="array['active', null]"),
-            *subscription_bad(),
+            missing(f"subscription {SUBSCRIPTION} does not exist", only_tenant="'acme'"),
+            wrong("changes must be an object", changes="'[]'"),
+            *(wrong("that can contain active", changes=changed(**{name: True})) for name in UNCHANGEABLE),
+            *(wrong(message, changes=changed(**changes)) for message, changes in BAD_CHANGES),
         ],
     ),
     "begin_verification": Function(
-        {"subscription_id": f"{SUBSCRIPTION}"},
+        {"subscription_id": f"{SUBSCRIPTION}", "only_tenant": "null"},
+        frozenset({"only_tenant"}),
         bad=[missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}")],
     ),
     "complete_verification": Function(
         {
             "subscription_id": f"{SUBSCRIPTION}",
             "challenge": "(select challenge from webhookd.begin_verification(1))",
+            "only_tenant": "null",
+            "method": "'ping'",
         },
+        frozenset({"only_tenant"}),
         bad=[
+            wrong("method must be challenge or ping", method="'trust'"),
             missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}", challenge="'x'"),
             Bad("WH413", "subscription 1 is no longer valid", {"challenge": "'x'"}),
             Bad("WH413", "subscription 1 is no longer valid", {"challenge": "''"}),
@@ -559,8 +730,13 @@ FUNCTIONS: dict[str, Function] = {
         ],
     ),
     "rotate_secret": Function(
-        {"subscription_id": f"{SUBSCRIPTION}", "overlap_seconds": "60", "secret": f"'{GOOD_SECRET}'"},
-        frozenset({"secret"}),
+        {
+            "subscription_id": f"{SUBSCRIPTION}",
+            "overlap_seconds": "60",
+            "secret": f"'{GOOD_SECRET}'",
+            "only_tenant": "null",
+        },
+        frozenset({"secret", "only_tenant"}),
         [
             missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
             *out_of_range(
@@ -624,8 +800,9 @@ async def world(flow: Flow) -> Flow:
         await flow.route()
         [dead_lettered] = await flow.attempt(500)
         assert dead_lettered.dead_letter_id == dead_lettered.subscription_id
-    await flow.daemon.execute("select webhookd.update_subscription($1, '{active}', false)", HELD)
-    await flow.daemon.execute("select webhookd.update_subscription($1, '{max_attempts}')", SUBSCRIPTION)
+    change = "select webhookd.update_subscription($1, $2)"
+    await flow.daemon.execute(change, HELD, '{"active": false}')
+    await flow.daemon.execute(change, SUBSCRIPTION, '{"max_attempts": null}')
     await flow.daemon.execute("select webhookd.begin_verification($1)", SUBSCRIPTION)
 
     await next_job(flow)

@@ -100,7 +100,7 @@ async def test_claim_returns_shared_values_once(flow: Flow, *, usual: bool) -> N
     endpoints: dict[int, tuple[str, list[str], str]] = {}
     for number in range(20):
         url, headers = f"https://receiver.example/{number}", f'{{"x-number": "{number}"}}'
-        subscription_id = await flow.subscribe(callback_url=url, headers=headers)
+        subscription_id = await flow.subscribe(callback_url=url, headers={"x-number": str(number)})
         secret = await flow.superuser.fetchval(
             "select secret from webhookd.subscription_secrets where subscription_id = $1", subscription_id
         )
@@ -182,7 +182,7 @@ async def test_subscription_held_during_the_claim_has_no_url(flow: Flow, databas
         claiming = asyncio.create_task(flow.claim())
         await until_blocked(flow.superuser, flow.daemon.get_server_pid(), flow.superuser.get_server_pid())
         other = await database.connect("daemon")
-        await subscriptions.update(other, changed, {"callback_url": "https://elsewhere.example/"})
+        await subscriptions.update(other, changed, {"paused": True})
     urls = {lease.subscription_id: lease.callback_url for lease in await claiming}
     assert urls == {changed: "", sound: ADDRESS}
 

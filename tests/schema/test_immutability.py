@@ -28,7 +28,8 @@ FORBIDDEN: dict[str, dict[str, str]] = {
         "update of no row": "update webhookd.events set payload = '{}' where false",
         "upsert": """
             insert into webhookd.events (event_type, payload, idempotency_key) values ('a', '{}', 'key')
-            on conflict (idempotency_key) where idempotency_key is not null do update set payload = '{}'
+            on conflict (idempotency_key, tenant) where idempotency_key is not null
+            do update set payload = '{}'
             """,
         "merge": """
             merge into webhookd.events e using (select 1) one on true
@@ -43,7 +44,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
         # PostgreSQL refuses a TRUNCATE without CASCADE unless it names all referencing tables.
         "truncate with all that refer": """
             truncate webhookd.events, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs,
-                webhookd.dead_letters, webhookd.job_queue, webhookd.job_command_run
+                webhookd.dead_letters, webhookd.job_queue, webhookd.job_command_run, webhookd.event_labels
             """,
     },
     LETTERS: {
@@ -95,7 +96,12 @@ LETTER = {
     "final_error_code": "coalesce(final_error_code, 'HTTP_500')",
     "payload_snapshot": "(select e.payload from webhookd.events e where e.id = event_id)",
 }
-REQUEUED = {"event_id": "event_id", "subscription_id": "subscription_id", "dead_letter_id": "id"}
+REQUEUED = {
+    "event_id": "event_id",
+    "subscription_id": "subscription_id",
+    "dead_letter_id": "id",
+    "resent_from": "saga_id",
+}
 
 
 def letter(**changes: str) -> str:

@@ -6,6 +6,7 @@ After every step the tables must equal the model, and no promise may be broken.
 import asyncio
 import os
 from collections.abc import Awaitable
+from datetime import timedelta
 from typing import TypeVar
 from uuid import UUID, uuid4
 
@@ -23,7 +24,7 @@ from tests.support.model import Job, Saga, Subscription, World
 from tests.support.nightly import first_in_gate
 from webhookd.core.errors import Refusal
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts, dead_letters, ingest, sagas, subscriptions
+from webhookd.deliveries import attempts, dead_letters, ingest, router, sagas, subscriptions
 
 Result = TypeVar("Result")
 
@@ -31,6 +32,7 @@ TYPES = st.sampled_from(["order.created", "order.paid"])
 LIMITS = st.integers(1, 3)
 SIZES = st.integers(1, 4)
 ANSWERS = st.sampled_from([200, 204, 302, 500, 503])
+HOLDS = st.sampled_from(["pause", "disable", "unverify"])
 MUCH = 1000
 # Few examples for the gate; `make machine` runs many more.
 EXAMPLES = int(os.environ.get("WEBHOOKD_TEST_EXAMPLES", "20"))
@@ -93,30 +95,44 @@ class Delivery(RuleBasedStateMachine):
         made = self.run(self.flow.subscribe(event_type, verified=verified, max_attempts=max_attempts))
         self.world.subscriptions[made] = Subscription(made, event_type, True, verified, max_attempts)
 
-    @rule(data=st.data(), move=st.booleans())
-    def hold(self, data: st.DataObject, *, move: bool) -> None:
-        """Pause a subscription, or give it a new, unverified address."""
-        subscription = data.draw(st.sampled_from(list(self.world.subscriptions.values())))
-        self.hold_one(subscription, move=move)
+    @rule(data=st.data(), way=HOLDS)
+    def hold(self, data: st.DataObject, way: str) -> None:
+        """Pause, disable or unverify a subscription."""
+        self.hold_one(data.draw(st.sampled_from(list(self.world.subscriptions.values()))), way)
 
-    def hold_one(self, subscription: Subscription, *, move: bool) -> None:
-        """Hold this subscription."""
-        changes = {"callback_url": f"{ADDRESS}/{uuid4()}"} if move else {"active": False}
+    def hold_one(self, subscription: Subscription, way: str) -> None:
+        """Hold this subscription. Only an operator with SQL can take a verification back."""
+        match way:
+            case "pause":
+                self.run(subscriptions.update(self.flow.daemon, subscription.id, {"paused": True}))
+                subscription.paused = True
+            case "disable":
+                self.run(subscriptions.update(self.flow.daemon, subscription.id, {"active": False}))
+                subscription.active = False
+            case _:
+                unverify = "update webhookd.subscriptions set verified = false where id = $1"
+                self.run(self.flow.superuser.execute(unverify, subscription.id))
+                subscription.verified = False
+
+    @rule(data=st.data(), verify=st.booleans())
+    def move(self, data: st.DataObject, *, verify: bool) -> None:
+        """Change the address: until the new one is verified, a verified subscription stays as it was."""
+        subscription = data.draw(st.sampled_from(list(self.world.subscriptions.values())))
+        changes = {"callback_url": f"{ADDRESS}/{uuid4()}"}
         self.run(subscriptions.update(self.flow.daemon, subscription.id, changes))
-        if move:
-            subscription.verified = False
-        else:
-            subscription.active = False
+        if verify:
+            self.run(self.flow.verify(subscription.id))
+            subscription.verified = True
 
     @rule()
     def resume(self) -> None:
-        """Activate and verify every subscription."""
+        """Resume, enable and verify every subscription."""
         for subscription in self.world.subscriptions.values():
-            if not subscription.active:
-                self.run(subscriptions.update(self.flow.daemon, subscription.id, {"active": True}))
+            changes = {"active": True, "paused": False}
+            self.run(subscriptions.update(self.flow.daemon, subscription.id, changes))
             if not subscription.verified:
                 self.run(self.flow.verify(subscription.id))
-            subscription.active = subscription.verified = True
+            subscription.active, subscription.paused, subscription.verified = True, False, True
 
     @rule(
         size=SIZES,
@@ -345,16 +361,16 @@ class Delivery(RuleBasedStateMachine):
     # Dead letters ------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.world.dead_letters)
-    @rule(data=st.data(), held=st.booleans(), move=st.booleans())
-    def requeue(self, data: st.DataObject, *, held: bool, move: bool) -> None:
-        """Create a new saga once; later return its id; refuse while the subscription is held."""
+    @rule(data=st.data(), hold=st.none() | HOLDS)
+    def requeue(self, data: st.DataObject, hold: str | None) -> None:
+        """Create a new saga once; later return its id; refuse while nothing is routed to the subscription."""
         dead_letter_id = data.draw(st.sampled_from(sorted(self.world.dead_letters)))
         dead = self.world.dead_letters[dead_letter_id]
-        if held:
-            self.hold_one(dead.subscription, move=move)
+        if hold is not None:
+            self.hold_one(dead.subscription, hold)
         known = [saga.id for saga in self.world.sagas.values() if saga.dead_letter_id == dead_letter_id]
         call = self.flow.requeue(dead_letter_id)
-        if not known and not dead.subscription.deliverable:
+        if not known and not dead.subscription.routable:
             assert self.refusal(call) is Refusal.SUBSCRIPTION_HELD
             return
         requeued = self.run(call)
@@ -378,7 +394,7 @@ class Delivery(RuleBasedStateMachine):
             dead_letter_id
             for dead_letter_id in matched
             if dead_letter_id not in requeued_before
-            and self.world.dead_letters[dead_letter_id].subscription.deliverable
+            and self.world.dead_letters[dead_letter_id].subscription.routable
         ]
         outcome = self.run(
             dead_letters.requeue_many(self.flow.daemon, dead_letters.Filter(), 0, size, dry_run=dry_run)
@@ -386,6 +402,93 @@ class Delivery(RuleBasedStateMachine):
         assert (outcome.matched, outcome.requeued) == (len(matched), len(possible))
         made = [saga.dead_letter_id for saga in self.new_sagas()]
         assert made == ([] if dry_run else possible)
+
+    # Resends, retries and replays --------------------------------------------------------------------------
+
+    @precondition(lambda self: self.world.sagas)
+    @rule(data=st.data(), hold=st.none() | HOLDS)
+    def resend(self, data: st.DataObject, hold: str | None) -> None:
+        """Repeat a finished saga, one at a time; that of a dead letter is its requeue."""
+        saga = data.draw(st.sampled_from(list(self.world.sagas.values())))
+        if hold is not None:
+            self.hold_one(saga.subscription, hold)
+        call = sagas.resend(self.flow.daemon, saga.id)
+        if not saga.finished:
+            assert self.refusal(call) is Refusal.WRONG_STATUS
+            return
+        if saga.status is SagaStatus.DEAD_LETTERED:
+            again = [other for other in self.world.sagas.values() if other.resent_from == saga.id]
+            known = again[0] if again else None
+        else:
+            known = self.world.live_resend(saga)
+        if known is None and not saga.subscription.routable:
+            assert self.refusal(call) is Refusal.SUBSCRIPTION_HELD
+            return
+        resent = self.run(call)
+        if known is not None:
+            assert (resent.saga_id, resent.created) == (known.id, False)
+            return
+        [made] = self.new_sagas()
+        assert resent == (made.id, saga.subscription.id, True)
+        assert (made.event_id, made.subscription, made.resent_from) == (
+            saga.event_id,
+            saga.subscription,
+            saga.id,
+        )
+
+    @precondition(lambda self: self.world.sagas)
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        """Make a waiting retry due; refuse any other saga."""
+        saga = data.draw(st.sampled_from(list(self.world.sagas.values())))
+        call = sagas.retry(self.flow.daemon, saga.id)
+        if saga.status is not SagaStatus.PENDING_RETRY:
+            assert self.refusal(call) is Refusal.WRONG_STATUS
+            return
+        assert self.run(call) == saga.subscription.id
+        saga.due = True
+
+    @rule(data=st.data(), include_all=st.booleans(), dry_run=st.booleans(), repeat=st.booleans())
+    def replay(self, data: st.DataObject, *, include_all: bool, dry_run: bool, repeat: bool) -> None:
+        """Route past events that a subscription did not get, and repeat the others; once, however often."""
+        subscription = data.draw(st.sampled_from(list(self.world.subscriptions.values())))
+        now = self.run(self.flow.daemon.fetchval("select clock_timestamp()"))
+        what = router.Replay(subscription.id, now - timedelta(days=1), now, None, include_all, now)
+        if not subscription.routable:
+            assert self.refusal(self.replayed(what, dry_run=dry_run)) is Refusal.SUBSCRIPTION_HELD
+            return
+        mine = [saga for saga in self.world.sagas.values() if saga.subscription is subscription]
+        routed = {saga.event_id: saga for saga in mine if saga.resent_from is None}
+        matching = {
+            event_id
+            for event_id, event_type in self.world.events.items()
+            if event_type == subscription.event_type and event_id not in self.world.unrouted
+        }
+        expected: set[tuple[int, int | None]] = {(event_id, None) for event_id in matching - set(routed)}
+        if include_all:
+            expected |= {
+                (saga.event_id, saga.id)
+                for saga in routed.values()
+                if saga.event_id in matching and self.can_repeat(saga)
+            }
+        outcome = self.run(self.replayed(what, dry_run=dry_run))
+        assert outcome.created == len(expected)
+        made = {(saga.event_id, saga.resent_from) for saga in self.new_sagas()}
+        assert made == (set() if dry_run else expected)
+        if repeat and not dry_run:
+            assert self.run(self.replayed(what, dry_run=False)).created == 0
+            assert self.new_sagas() == []
+
+    def can_repeat(self, saga: Saga) -> bool:
+        """Tell whether a replay of everything repeats a saga."""
+        resends = [other for other in self.world.sagas.values() if other.resent_from == saga.id]
+        if saga.status is SagaStatus.DEAD_LETTERED:
+            return not resends
+        return saga.finished and all(other.finished for other in resends)
+
+    def replayed(self, what: router.Replay, *, dry_run: bool) -> Awaitable[router.Replayed]:
+        """Replay everything in one batch."""
+        return router.replay(self.flow.daemon, what, 0, MUCH, dry_run=dry_run)
 
     # Invariants after every step ---------------------------------------------------------------------------
 
@@ -396,7 +499,8 @@ class Delivery(RuleBasedStateMachine):
             (event_id,) for event_id in self.world.unrouted
         }
         assert self.rows(
-            "select id, event_id, subscription_id, dead_letter_id, status, attempt_count, final_error_code, "
+            "select id, event_id, subscription_id, dead_letter_id, resent_from, status, attempt_count, "
+            "final_error_code, "
             "job_id from webhookd.webhook_delivery_sagas"
         ) == {
             (
@@ -404,6 +508,7 @@ class Delivery(RuleBasedStateMachine):
                 saga.event_id,
                 saga.subscription.id,
                 saga.dead_letter_id,
+                saga.resent_from,
                 saga.status.value,
                 saga.attempt_count,
                 saga.error_code,
@@ -463,12 +568,12 @@ class Delivery(RuleBasedStateMachine):
         """Add the sagas that the last step created to the model."""
         rows = self.run(
             self.flow.daemon.fetch(
-                "select id, event_id, subscription_id, dead_letter_id from webhookd.webhook_delivery_sagas "
-                "where id > $1 order by id",
+                "select id, event_id, subscription_id, dead_letter_id, resent_from "
+                "from webhookd.webhook_delivery_sagas where id > $1 order by id",
                 max(self.world.sagas, default=0),
             )
         )
-        made = [Saga(row[0], row[1], self.world.subscriptions[row[2]], row[3]) for row in rows]
+        made = [Saga(row[0], row[1], self.world.subscriptions[row[2]], row[3], row[4]) for row in rows]
         self.world.sagas.update((saga.id, saga) for saga in made)
         return made
 
@@ -513,14 +618,14 @@ def test_any_order_of_steps_keeps_every_promise(cluster: Cluster) -> None:
 
 # One small mistake per stage.
 MISTAKES = [
-    Weakened("publish_many", "where e.id <> g.id and", "where false and"),
-    Weakened("route_events", "and s.active and s.verified", "and s.active"),
+    Weakened("publish_many", "where e.id <> g.id\n", "where false\n"),
+    Weakened("route_events", "and s.routable", ""),
     Weakened("start_due_sagas", "- a.active", "- 0"),
     Weakened("start_due_sagas", "d.attempt_count < w.attempt_limit", "true"),
-    Weakened("start_due_sagas", "and u.active and u.verified"),
-    Weakened("claim_jobs", "and k.active and k.verified"),
+    Weakened("start_due_sagas", "and u.deliverable"),
+    Weakened("claim_jobs", "and k.deliverable"),
     Weakened("claim_jobs", "c.jobs <= subscription_slots - coalesce(b.used, 0)", "true"),
-    Weakened("choose_jobs", "and u.active and u.verified"),
+    Weakened("choose_jobs", "and u.deliverable"),
     Weakened("choose_jobs", "subscription_slots - coalesce(b.used, 0)", "1000"),
     Weakened("complete_deliveries", "and j.lease_token = g.lease_token"),
     Weakened("complete_deliveries", "finished_at = now(), result_applied_at = now()", "finished_at = now()"),
@@ -537,8 +642,13 @@ MISTAKES = [
     Weakened(
         "reset_expired_leases", "j.lease_resets >= max_lease_resets", "j.lease_resets > max_lease_resets"
     ),
-    Weakened("requeue_dead_letter", "not letter.deliverable", "false"),
+    Weakened("requeue_dead_letter", "not letter.routable", "false"),
     Weakened("requeue_dead_letters", "where not dry_run"),
+    Weakened("resend_delivery", "finished.status not in ('Completed', 'DeadLettered')", "false"),
+    Weakened("resend_delivery", "not finished.routable", "false"),
+    Weakened("retry_delivery", "waiting.status <> 'PendingRetry'", "false"),
+    Weakened("replay_events", "not subscription.routable", "false"),
+    Weakened("resend_deliveries", "r.created_at >= started_at or", ""),
 ]
 
 

@@ -619,7 +619,7 @@ async def test_removed_function_is_dropped(database: Database) -> None:
     "right",
     [
         "execute on function webhookd.bury(bigint[]) to webhookd_app",
-        "execute on function webhookd.publish(text, json, text, text) to public",
+        "execute on function webhookd.publish(text, json, text, text, text, jsonb) to public",
         "select on webhookd.subscription_secrets to webhookd_reader",
         "update (payload) on webhookd.events to job_worker",
         "select on webhookd.events to public",

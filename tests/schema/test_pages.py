@@ -29,6 +29,7 @@ from webhookd.db.paging import Page
 from webhookd.deliveries import dead_letters, reads
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.deliveries.explain import Limits
+from webhookd.deliveries.reads import DeliveryFilter, EventFilter
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -58,8 +59,8 @@ BLOCKS_OF_LIST = {
     "deliveries, pending": 5 * SUBSCRIPTIONS,
     "deliveries, in progress": BACKLOG // EACH_IN_PROGRESS,
 }
-# An explained delivery: its saga, last attempt, dead letter, endpoint, and other active attempts.
-BLOCKS_OF_WHY = 24
+# An explained delivery: its patterns, saga, last attempt, dead letter, endpoint, and other active attempts.
+BLOCKS_OF_WHY = 26
 LIMITS = Limits(subscription_window=64, max_attempts=5)
 
 # Three deliveries in the whole history: the first, one in the middle, the last.
@@ -110,7 +111,7 @@ class Case(NamedTuple):
 def deliveries(where: str, **filters: Any) -> Case:
     """Return a case of deliveries."""
     return Case(
-        lambda connection, page: reads.deliveries(connection, page, **filters),
+        lambda connection, page: reads.deliveries(connection, page, DeliveryFilter(**filters)),
         filters,
         f"select id from webhookd.webhook_delivery_sagas where {where} order by id desc",
     )
@@ -119,7 +120,7 @@ def deliveries(where: str, **filters: Any) -> Case:
 def events(where: str, **filters: Any) -> Case:
     """Return a case of events."""
     return Case(
-        lambda connection, page: reads.events(connection, page, **filters),
+        lambda connection, page: reads.events(connection, page, EventFilter(**filters)),
         filters,
         f"select id from webhookd.events where {where} order by created_at desc, id desc",
     )
@@ -350,6 +351,6 @@ async def test_cursor_without_a_row_is_rejected(flow: Flow) -> None:
     with pytest.raises(Refused, match="cursor: dead letter 7 does not exist"):
         await reads.dead_letters(flow.daemon, Page(LIMIT, 7), Filter())
     with pytest.raises(Refused, match="cursor: event 7 does not exist"):
-        await reads.events(flow.daemon, Page(LIMIT, 7), "type.n7")
+        await reads.events(flow.daemon, Page(LIMIT, 7), EventFilter(event_type="type.n7"))
     with pytest.raises(asyncpg.PostgresError, match="after_id must be 0 or the id of a dead letter"):
         await dead_letters.requeue_many(flow.daemon, Filter(), 7, LIMIT, dry_run=True)

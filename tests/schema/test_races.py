@@ -5,6 +5,7 @@ without each of its guards, and the race must then fail.
 """
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 import asyncpg
 import pytest
@@ -15,7 +16,7 @@ from tests.support.guards import Dropped, Weakened
 from tests.support.nightly import first_in_gate
 from tests.support.races import Contest
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
-from webhookd.deliveries import attempts, sagas
+from webhookd.deliveries import attempts, router, sagas
 
 SKIP_LOCKED = "skip locked"
 
@@ -176,6 +177,48 @@ async def two_bulk_requeues(race: Race) -> None:
     assert await race.count(query) == 1
 
 
+async def two_resends(race: Race) -> None:
+    """The second resend waits for the first and returns its saga."""
+    saga_id = await race.first.saga_in(SagaStatus.COMPLETED)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    made = await sagas.resend(race.first.daemon, saga_id)
+    task = await race.waits(sagas.resend(race.second.daemon, saga_id))
+    await transaction.commit()
+    assert await task == made._replace(created=False)
+    assert await race.count("select count(*) from webhookd.webhook_delivery_sagas") == 2
+
+
+async def two_replays(race: Race) -> None:
+    """The second replay waits for the sagas of the first and creates none."""
+    await race.first.publish()
+    await race.first.route()
+    subscription_id = await race.first.subscribe()
+    now = await race.first.daemon.fetchval("select clock_timestamp()")
+    what = router.Replay(subscription_id, now - timedelta(days=1), now, None, False, now)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    await router.replay(race.first.daemon, what, 0, 100, dry_run=False)
+    task = await race.waits(router.replay(race.second.daemon, what, 0, 100, dry_run=False))
+    await transaction.commit()
+    await task
+    assert await race.count("select count(*) from webhookd.webhook_delivery_sagas") == 1
+
+
+async def retry_during_a_result(race: Race) -> None:
+    """A retry waits for the result that is being applied, and is refused if it finished the delivery."""
+    saga_id = await race.first.saga_in(SagaStatus.IN_PROGRESS)
+    [lease] = await race.first.claim()
+    report = attempts.Report(lease.job_id, lease.lease_token, 200)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    await sagas.complete(race.first.daemon, [report])
+    task = await race.waits(sagas.retry(race.second.daemon, saga_id))
+    await transaction.commit()
+    with pytest.raises(asyncpg.PostgresError, check=lambda error: error.sqlstate == "WH415"):
+        await task
+
+
 async def result_applied_by_two_orchestrators(race: Race) -> None:
     """A result counts one attempt, even if both orchestrators see it."""
     await race.first.saga_in(SagaStatus.IN_PROGRESS)
@@ -263,7 +306,11 @@ async def two_orchestrators_and_a_failing_endpoint(race: Race) -> None:
 
 TOKEN_CHECK = "and j.lease_token = g.lease_token"
 ON_REQUEUED = "on conflict (dead_letter_id) where dead_letter_id is not null do nothing"
-ON_ROUTED = "on conflict (event_id, subscription_id) where dead_letter_id is null do nothing"
+ON_RESENT = (
+    "on conflict (resent_from) where resent_from is not null and status in "
+    "('Pending', 'InProgress', 'PendingRetry') do nothing"
+)
+ON_ROUTED = "on conflict (event_id, subscription_id) where resent_from is null do nothing"
 
 # Each race, and the guards without which it must fail.
 RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened | Dropped]] = {
@@ -286,6 +333,9 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened | Dropped]] = {
     two_reapers: [Weakened("reset_expired_leases", SKIP_LOCKED)],
     two_requeues: [Dropped("uniq_saga_dead_letter", ON_REQUEUED, ("requeue_dead_letter",))],
     two_bulk_requeues: [Dropped("uniq_saga_dead_letter", ON_REQUEUED, ("requeue_dead_letters",))],
+    two_resends: [Dropped("uniq_saga_resend", ON_RESENT, ("resend_delivery",))],
+    two_replays: [Dropped("uniq_saga_event_subscription", ON_ROUTED, ("replay_events", "route_events"))],
+    retry_during_a_result: [Weakened("retry_delivery", "for no key update of s")],
     result_applied_by_two_orchestrators: [
         Weakened("apply_results", SKIP_LOCKED),
         Weakened("apply_results", "and j.result_applied_at is null"),

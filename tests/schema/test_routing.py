@@ -54,7 +54,7 @@ async def test_marks_skip_only_routed_events(flow: Flow) -> None:
     assert (second.events, second.next_event_id) == (1, ids[2] + 1)
     # An event that committed late lies behind the mark; a search from the beginning finds it.
     await flow.superuser.execute(
-        "insert into webhookd.event_routing_queue values ($1, 'order.created')", ids[0]
+        "insert into webhookd.event_routing_queue (event_id, event_type) values ($1, 'order.created')", ids[0]
     )
     assert (await router.route(flow.daemon, 2, second.next_event_id)).events == 0
     assert (await router.route(flow.daemon, 2)).events == 1

@@ -95,7 +95,7 @@ WRONG: list[tuple[SagaStatus, SagaStatus, str, str]] = [
     (PENDING_RETRY, PENDING_RETRY, "job_id", "null"),
 ]
 
-IDENTITY = {"id", "event_id", "subscription_id", "dead_letter_id", "created_at"}
+IDENTITY = {"id", "event_id", "subscription_id", "dead_letter_id", "resent_from", "created_at"}
 CHANGEABLE = {"status", "attempt_count", "next_attempt_at", "final_error_code", "updated_at", "job_id"}
 
 

@@ -19,7 +19,8 @@ async def test_event_routed_twice_has_one_saga(flow: Flow) -> None:
     event_id = await flow.publish()
     assert (await flow.route()).sagas == 1
     await flow.superuser.execute(
-        "insert into webhookd.event_routing_queue select id, event_type from webhookd.events"
+        "insert into webhookd.event_routing_queue (event_id, event_type) "
+        "select id, event_type from webhookd.events"
     )
     new_id = await flow.publish()
     again = await flow.route()

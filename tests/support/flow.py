@@ -10,7 +10,7 @@ from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts, dead_letters, ingest, router, sagas, subscriptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from asyncpg import Record
 
@@ -46,7 +46,7 @@ class Flow:
         verified: bool = True,
         max_attempts: int | None = None,
         base_delay_seconds: float | None = None,
-        headers: str = "{}",
+        headers: "Mapping[str, str] | None" = None,
     ) -> int:
         """Create a subscription, by default verified, and return its id."""
         created = await subscriptions.create(
@@ -65,6 +65,12 @@ class Flow:
         """Answer the challenge."""
         verification = await subscriptions.begin_verification(self.daemon, subscription_id)
         await subscriptions.complete_verification(self.daemon, subscription_id, verification.challenge)
+
+    async def unverify(self, subscription_id: int) -> None:
+        """Take the verification back, as only an operator with SQL can."""
+        await self.superuser.execute(
+            "update webhookd.subscriptions set verified = false where id = $1", subscription_id
+        )
 
     async def publish(
         self, event_type: str = EVENT_TYPE, payload: str = "{}", idempotency_key: str | None = None

@@ -182,9 +182,14 @@ async def counters(connection: "Connection") -> Touched:
 # Saga i belongs to event i / 4, whose type has four subscriptions.
 HISTORY = (
     f"""
-    insert into webhookd.subscriptions (event_type, callback_url, active, verified)
-    select 'type.n' || i % {EVENT_TYPES}, 'https://receiver.example/' || i, true, true
+    insert into webhookd.subscriptions (event_type, event_types, callback_url, active, verified)
+    select 'type.n' || i % {EVENT_TYPES}, array['type.n' || i % {EVENT_TYPES}],
+           'https://receiver.example/' || i, true, true
     from generate_series(0, {SUBSCRIPTIONS - 1}) i
+    """,
+    """
+    insert into webhookd.subscription_types (tenant, pattern, subscription_id, routable)
+    select s.tenant, s.event_type, s.id, s.routable from webhookd.subscriptions s
     """,
     """
     insert into webhookd.subscription_secrets (subscription_id, secret)

@@ -47,7 +47,7 @@ INVARIANTS = {
         from webhookd.events e
         join webhookd.subscriptions u using (event_type)
         left join webhookd.webhook_delivery_sagas s
-            on s.event_id = e.id and s.subscription_id = u.id and s.dead_letter_id is null
+            on s.event_id = e.id and s.subscription_id = u.id and s.resent_from is null
         where u.active and u.verified
             and not exists (select from webhookd.event_routing_queue q where q.event_id = e.id)
             and not exists (select from webhookd.subscription_changes c

@@ -28,10 +28,15 @@ class Subscription:
     active: bool
     verified: bool
     max_attempts: int | None
+    paused: bool = False
+
+    @property
+    def routable(self) -> bool:
+        return self.active and self.verified
 
     @property
     def deliverable(self) -> bool:
-        return self.active and self.verified
+        return self.routable and not self.paused
 
 
 @dataclass
@@ -42,10 +47,15 @@ class Saga:
     event_id: int
     subscription: Subscription
     dead_letter_id: int | None = None
+    resent_from: int | None = None
     status: SagaStatus = SagaStatus.PENDING
     attempt_count: int = 0
     error_code: str | None = None
     due: bool = True
+
+    @property
+    def finished(self) -> bool:
+        return not SAGA_EDGES[self.status]
 
     def move(self, status: SagaStatus) -> None:
         """Change the status by a legal edge."""
@@ -92,8 +102,13 @@ class World:
         return [
             subscription
             for subscription in self.subscriptions.values()
-            if subscription.deliverable and subscription.event_type == self.events[event_id]
+            if subscription.routable and subscription.event_type == self.events[event_id]
         ]
+
+    def live_resend(self, saga: Saga) -> Saga | None:
+        """Return the resend of a saga that is not finished."""
+        resends = (other for other in self.sagas.values() if other.resent_from == saga.id)
+        return next((other for other in resends if not other.finished), None)
 
     def due(self, subscription: Subscription) -> list[Saga]:
         """Return the sagas that a tick may start or dead-letter."""

@@ -188,7 +188,7 @@ async def record(
         insert into public.receipts (saga_id, response_status, received_at, body, verifies)
         select s.id, g.* from (select $3::integer, $4::timestamptz, $5::bytea, $6::boolean) g
         left join webhookd.webhook_delivery_sagas s
-            on s.event_id = $1 and s.subscription_id = $2 and s.dead_letter_id is null
+            on s.event_id = $1 and s.subscription_id = $2 and s.resent_from is null
         """,
         receipts,
     )

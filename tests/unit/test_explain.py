@@ -76,12 +76,22 @@ DELIVERIES: list[tuple[DeliveryFacts, Reason, str]] = [
         f"Failed with HTTP_503. Attempt 3 of 5 is due at {TIME}.",
     ),
     (delivery(RETRY, attempt_limit=2, **FAILED), Reason.EXHAUSTED, "the limit is now 2"),
-    (delivery(PENDING, subscription=INACTIVE), Reason.HELD_INACTIVE, "Held: the subscription is paused"),
+    (delivery(PENDING, subscription=INACTIVE), Reason.HELD_INACTIVE, "Held: the subscription is disabled"),
     (delivery(RETRY, subscription=UNVERIFIED, **FAILED), Reason.HELD_UNVERIFIED, "is not verified"),
     (
         delivery(PENDING, subscription=SubscriptionState(active=False, verified=False)),
         Reason.HELD_INACTIVE,
-        "is paused",
+        "is disabled",
+    ),
+    (
+        delivery(PENDING, subscription=DELIVERABLE._replace(paused=True)),
+        Reason.HELD_PAUSED,
+        "the subscription is paused",
+    ),
+    (
+        delivery(PENDING, subscription=DELIVERABLE._replace(tenant_active=False)),
+        Reason.HELD_TENANT,
+        "the tenant is not active",
     ),
     # The limit counts when the delivery is due; a held delivery is not.
     (delivery(RETRY, subscription=INACTIVE, attempt_limit=1, **FAILED), Reason.HELD_INACTIVE, "Held"),
@@ -148,17 +158,22 @@ UNROUTED: list[tuple[UnroutedFacts, Reason, str]] = [
     (UnroutedFacts(True, None, None), Reason.WAITS_FOR_ROUTING, "waiting to be routed"),
     (UnroutedFacts(True, INACTIVE, INACTIVE), Reason.WAITS_FOR_ROUTING, "waiting to be routed"),
     (UnroutedFacts(False, None, UNVERIFIED), Reason.SUBSCRIBED_LATER, "was created later"),
-    (UnroutedFacts(False, INACTIVE, None), Reason.INACTIVE, "was paused"),
+    (UnroutedFacts(False, INACTIVE, None), Reason.INACTIVE, "was disabled"),
     (
         UnroutedFacts(False, SubscriptionState(active=False, verified=False), None),
         Reason.INACTIVE,
-        "was paused",
+        "was disabled",
     ),
     (UnroutedFacts(False, UNVERIFIED, INACTIVE), Reason.UNVERIFIED, "was not verified"),
     # Deliverable at the recorded time, but not a moment later.
-    (UnroutedFacts(False, DELIVERABLE, INACTIVE), Reason.INACTIVE, "was paused"),
+    (UnroutedFacts(False, DELIVERABLE, INACTIVE), Reason.INACTIVE, "was disabled"),
     (UnroutedFacts(False, DELIVERABLE, UNVERIFIED), Reason.UNVERIFIED, "was not verified"),
     (UnroutedFacts(False, DELIVERABLE, None), Reason.CHANGED_MEANWHILE, "was not committed yet"),
+    (
+        UnroutedFacts(False, DELIVERABLE._replace(accepts_labels=False), None),
+        Reason.FILTERED,
+        "does not have the labels",
+    ),
 ]
 
 

@@ -100,6 +100,12 @@ class Client:
     def patch(self, path: str, value: object) -> Answer:
         return asyncio.run(self.request("PATCH", path, value))
 
+    def put(self, path: str, value: object) -> Answer:
+        return asyncio.run(self.request("PUT", path, value))
+
+    def delete(self, path: str) -> Answer:
+        return asyncio.run(self.request("DELETE", path))
+
     def rows(
         self, path: str, query: Mapping[str, object] | None = None, limit: int | None = None
     ) -> Iterator[msgspec.Raw]:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
+import msgspec
 
-from webhookd.core.limits import MAX_ID, MAX_ID_DIGITS
+from webhookd.core.limits import MAX_ID, MAX_ID_DIGITS, MAX_PAYLOAD_BYTES
 
 # The exit code after Ctrl-C, as shells expect it.
 INTERRUPTED = 130
@@ -79,6 +80,19 @@ def example(*lines: str) -> str:
     return "\n".join(["\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)])
 
 
+def label(text: str) -> tuple[str, str]:
+    """Parse a label: NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{escaped(text)} is not of the form NAME=VALUE")
+    return name, value
+
+
+def event_types(text: str) -> list[str]:
+    """Parse event types, or patterns, separated by commas. The daemon checks each of them."""
+    return text.split(",")
+
+
 def listing_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add --limit, --all and --json. With --all the command gets `limit=None`."""
 
@@ -98,6 +112,18 @@ def listing_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def created_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --created-after and --created-before."""
+    for bound in ("before", "after"):
+        command = click.option(
+            f"--created-{bound}",
+            type=time_or_age,
+            metavar="TIME",
+            help=f"Only those created {bound} this time, or age like 2h.",
+        )(command)
+    return command
+
+
 def one_more(limit: int | None) -> int | None:
     """Return the limit for a request that also finds out whether there are more rows."""
     return None if limit is None else limit + 1
@@ -106,6 +132,25 @@ def one_more(limit: int | None) -> int | None:
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are given."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def json_argument(text: str) -> msgspec.Raw:
+    """Read a payload: JSON, @FILE, or - for stdin.
+
+    Checks that it is exactly one JSON value, because it is inserted into a body without further encoding.
+    """
+    if text == "-":
+        data = read_bounded("-", "PAYLOAD", MAX_PAYLOAD_BYTES)
+    elif text.startswith("@"):
+        data = read_bounded(text[1:], "PAYLOAD", MAX_PAYLOAD_BYTES)
+    else:
+        data = text.encode("utf-8", "surrogateescape")
+    try:
+        return msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise click.UsageError(
+            f"PAYLOAD is not JSON: {error} (write @FILE for a file, and a string in double quotes)"
+        ) from error
 
 
 def read_bounded(name: str, option: str, max_bytes: int) -> bytes:

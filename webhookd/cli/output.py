@@ -31,10 +31,12 @@ BLOCK_ROWS = 500
 # Without a terminal nothing is folded: each row is one line.
 UNFOLDED_WIDTH = 100_000
 
+# After so many doublings, every delay has reached any maximum.
+MAX_DOUBLINGS = 62
 _COLOURED_STATES = {
     "green": ("Completed", "delivered", "ready", "running", "active", "succeeded"),
     "cyan": ("Pending", "InProgress", "queued", "leased", "in_progress"),
-    "yellow": ("PendingRetry", "not_routed", "paused", "retry_waiting", "unverified"),
+    "yellow": ("PendingRetry", "not_routed", "disabled", "paused", "retry_waiting", "unverified"),
     "red": ("dead_letter", "DeadLettered", "failing", "not ready", "unreachable"),
 }
 _COLOURS = {state: colour for colour, states in _COLOURED_STATES.items() for state in states}
@@ -157,8 +159,8 @@ def state(name: str, shown: str | None = None) -> Text:
 
 
 def text(value: object) -> str:
-    """Return an untrusted value escaped, or a hyphen for None."""
-    return NONE if value is None else escaped(value)
+    """Return an untrusted value escaped, or a hyphen for None and for an empty text."""
+    return NONE if value in (None, "") else escaped(value)
 
 
 def excerpt(text: str, characters: int) -> str:
@@ -183,6 +185,16 @@ def duration(seconds: float) -> str:
         elif parts:  # 1d 0h 5m becomes 1d, not 1d 5m
             break
     return " ".join(parts[:2])
+
+
+def retry_schedule(max_attempts: int, base_delay_seconds: float, max_delay_seconds: float) -> str:
+    """Return when a delivery is given up, in words: `5 attempts over 7m 30s`."""
+    if max_attempts == 1:
+        return "1 attempt, no retry"
+    doublings = min(max_attempts - 1, MAX_DOUBLINGS)
+    seconds = sum(min(base_delay_seconds * 2**number, max_delay_seconds) for number in range(doublings))
+    seconds += (max_attempts - 1 - doublings) * max_delay_seconds
+    return f"{max_attempts} attempts over {duration(seconds)}"
 
 
 def relative(time: datetime, now: datetime) -> str:

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import secrets
 import sys
 import typing
@@ -18,9 +19,10 @@ import click
 from rich.console import Console
 
 from webhookd.cli.options import example, json_option
+from webhookd.cli.output import retry_schedule
 from webhookd.core.configuration import data_dir, find_file, load_settings, setting_variables
 from webhookd.core.errors import WebhookdError
-from webhookd.core.limits import MAX_TOKEN_NAME_CHARACTERS
+from webhookd.core.limits import MAX_TENANT_CHARACTERS, MAX_TOKEN_NAME_CHARACTERS, TENANT
 from webhookd.core.settings import SERVICES, Scope, Settings, without_password
 from webhookd.daemon.setup import Database, database_warnings, file_warnings, opened, settings_warnings
 from webhookd.db import migrations
@@ -131,6 +133,9 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
         found.append(Finding("good", "configuration", _source(path)))
         found += [Finding("warning", "configuration", text) for text in file_warnings(path)]
         found += [Finding("warning", "database", text) for text in settings_warnings(settings)]
+        retry = settings.retry
+        schedule = retry_schedule(retry.max_attempts, retry.base_delay_seconds, retry.max_delay_seconds)
+        found.append(Finding("good", "retries", f"a delivery is given up after {schedule}"))
         if settings.database.embedded and is_new(data_dir(settings)):
             version = wheel_installation(None).version
             text = f"embedded PostgreSQL {version}: `serve` will create it in {data_dir(settings)}"
@@ -195,6 +200,7 @@ def _source(path: Path | None) -> str:
     epilog=example(
         "webhookd token shop --scope ingest > shop.token",
         "webhookd publish order.created '{\"id\": 1}' --token-file shop.token",
+        "webhookd token acme --scope read --scope subscriptions --tenant acme",
     ),
 )
 @click.argument("name")
@@ -206,8 +212,9 @@ def _source(path: Path | None) -> str:
     required=True,
     help="What the token may do; can be repeated.",
 )
+@click.option("--tenant", help="Bind it to this tenant: only rows of the tenant exist for it.")
 @json_option
-def token(name: str, scopes: tuple[str, ...], *, as_json: bool) -> None:
+def token(name: str, scopes: tuple[str, ...], tenant: str | None, *, as_json: bool) -> None:
     """Create a token called NAME for the HTTP API.
 
     The token is printed to stdout and stored nowhere. Its entry for webhookd.toml, with a digest of the
@@ -215,12 +222,14 @@ def token(name: str, scopes: tuple[str, ...], *, as_json: bool) -> None:
     """
     if not name.isprintable() or not 1 <= len(name) <= MAX_TOKEN_NAME_CHARACTERS:
         raise click.UsageError(f"NAME must be 1 to {MAX_TOKEN_NAME_CHARACTERS} printable characters")
+    if tenant is not None and not (re.match(TENANT, tenant) and len(tenant) <= MAX_TENANT_CHARACTERS):
+        raise click.UsageError("--tenant: a tenant is 1 to 100 letters, digits and . _ : -")
     token = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(RANDOM_BYTES)).decode().rstrip("=")
     entry = {
         "name": name,
         "sha256": hashlib.sha256(token.encode()).hexdigest(),
         "scopes": list(dict.fromkeys(scopes)),
-    }
+    } | ({} if tenant is None else {"tenant": tenant})
     if as_json:
         click.echo(json.dumps({"token": token, "entry": entry}))
         return

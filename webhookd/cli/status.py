@@ -211,10 +211,12 @@ def _configuration(configuration: dict[str, Any]) -> output.Cell:
 def _retries(retry: dict[str, Any]) -> str:
     if not retry:
         return output.NONE
+    names = ("max_attempts", "base_delay_seconds", "max_delay_seconds")
     first, longest = duration(retry["base_delay_seconds"]), duration(retry["max_delay_seconds"])
     jitter = f", jitter {retry['jitter']:g}" if retry["jitter"] else ""
     return (
-        f"{retry['max_attempts']} attempts; first retry after {first}, delay doubled up to {longest}{jitter}"
+        f"{output.retry_schedule(*(retry[name] for name in names))}; first retry after {first}, "
+        f"delay doubled up to {longest}{jitter}"
     )
 
 

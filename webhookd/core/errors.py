@@ -88,6 +88,8 @@ class Refusal(Enum):
     ILLEGAL_TRANSITION = "WH411"  # not a transition of the state machine
     SUBSCRIPTION_HELD = "WH412"  # not active and verified
     VERIFICATION_STALE = "WH413"  # a newer challenge exists, or the address changed
+    WRONG_STATUS = "WH415"  # of the delivery: not finished, or not waiting for a retry
+    LIMIT_REACHED = "WH414"  # the tenant has as many subscriptions as it may have
 
 
 class Refused(WebhookdError):

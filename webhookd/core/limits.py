@@ -6,6 +6,9 @@ limit at its boundary, in the API's types and in the database, so that the two c
 
 # Patterns. \Z, because $ also matches before a final line end.
 EVENT_TYPE = r"^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*\Z"
+# A type, everything below a prefix (order.*), or everything (*).
+EVENT_PATTERN = r"^([a-zA-Z0-9_]+\.)*([a-zA-Z0-9_]+|\*)\Z"
+TENANT = r"^[A-Za-z0-9._:-]+\Z"
 # A text that fits in one line of a log: no control character (the two ranges of [[:cntrl:]], in any locale)
 # and no half of a surrogate pair.
 LABEL = r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]+\Z"
@@ -28,6 +31,10 @@ TEN_YEARS_SECONDS = 10 * ONE_YEAR_SECONDS
 # Events
 MAX_EVENT_TYPE_CHARACTERS = 100
 MAX_KEY_CHARACTERS = 255  # idempotency keys and correlation ids
+MAX_TENANT_CHARACTERS = 100
+MAX_TENANT_NAME_CHARACTERS = 200
+MAX_LABELS = 20
+MAX_LABEL_CHARACTERS = 100  # of a name, and of a value
 # The job queue publishes these event types itself; an application must not.
 RESERVED_EVENT_TYPE_PREFIX = "dot.job."
 MIN_PAYLOAD_LIMIT_BYTES = 1024
@@ -35,6 +42,8 @@ MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 MAX_BATCH_EVENTS = 1000
 
 # Subscriptions
+MAX_EVENT_TYPES = 100
+MAX_PER_SECOND = 1_000_000
 MAX_URL_CHARACTERS = 500
 MAX_DESCRIPTION_CHARACTERS = 500
 MAX_HEADERS = 20
@@ -57,6 +66,7 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 MAX_REQUEUE_LIMIT = 10_000
+MAX_REPLAY_LIMIT = 10_000
 
 # The daemon's own settings
 MAX_COUNT = 100_000  # batch sizes, windows and concurrency

@@ -85,6 +85,7 @@ LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 
 Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper", "jobs"]
 Scope: TypeAlias = Literal["ingest", "subscriptions", "operate", "read", "jobs"]
+VerificationMethod: TypeAlias = Literal["challenge", "ping"]
 SERVICES: tuple[Service, ...] = ("api", "routing", "orchestration", "delivery", "reaper", "jobs")
 
 
@@ -122,6 +123,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TOKEN_NAME_CHARACTERS)]
     sha256: Annotated[str, Meta(pattern=limits.SHA256_HEX)]
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)]
+    # Only rows of this tenant exist for it; None: all rows.
+    tenant: Annotated[str, Meta(max_length=limits.MAX_TENANT_CHARACTERS, pattern=limits.TENANT)] | None = None
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +143,9 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SubscriptionsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Rules for every subscription."""
 
+    # How an endpoint can be verified. A ping is a signed test event that the endpoint answers with 2xx, for
+    # receivers that cannot echo a challenge: it proves less, because any web server answers 200.
+    verification_methods: Annotated[tuple[VerificationMethod, ...], Meta(min_length=1)] = ("challenge",)
     # How long a rotated secret keeps signing beside the new one.
     secret_overlap_seconds: Delay = 86_400.0
 

@@ -48,7 +48,8 @@ from webhookd.db.connection import fetch_server_facts
 from webhookd.db.pool import Pool
 from webhookd.deliveries.api.dead_letters import DeadLetters
 from webhookd.deliveries.api.events import Deliveries, Events
-from webhookd.deliveries.api.subscriptions import Subscriptions, Verification
+from webhookd.deliveries.api.subscriptions import EndpointRequests, Subscriptions
+from webhookd.deliveries.api.tenants import Tenants
 from webhookd.deliveries.applier import Applier, LimitSweeper
 from webhookd.deliveries.ingest import GroupCommit
 from webhookd.deliveries.reaper import Reaper
@@ -101,7 +102,8 @@ class Api(Site):
         self._claims = WaitingClaims(context, database)
         resources = (
             Events(context, database, self._ingest),
-            Subscriptions(context, database, Verification(context, database, client)),
+            Subscriptions(context, database, EndpointRequests(context, database, client)),
+            Tenants(context, database),
             Deliveries(context, database),
             DeadLetters(context, database),
             Jobs(context, database),

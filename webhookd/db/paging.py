@@ -8,6 +8,7 @@ The end is checked outside of the LIMIT, on the rows of the page only: with the 
 the scan does not stop there, but continues until the first column changes.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from webhookd.db.connection import Connection
@@ -21,7 +22,7 @@ _BY_INDEX = """
     set local jit = off"""
 
 _PIECE = """select * from (
-    select {shown} from {table} where {only} and {start} order by {order} limit {limit}) {alias}"""
+    select {shown} from {table} where {conditions} order by {order} limit {limit}) {alias}"""
 
 
 class Page(NamedTuple):
@@ -44,10 +45,18 @@ class Range(NamedTuple):
         return ", ".join(f"{column} desc" for column in self.columns)
 
 
+class Column(str):
+    """The name of a column, which stands in a statement as it is."""
+
+    __slots__ = ()
+
+
 class Arguments(list[object]):
     """The arguments of one statement; add() returns the placeholder."""
 
     def add(self, value: object) -> str:
+        if isinstance(value, Column):
+            return value
         self.append(value)
         return f"${len(self)}"
 
@@ -60,13 +69,19 @@ def piece(
     arguments: Arguments,
     shown: str = "*",
     only: str = "true",
+    tests: Sequence[str] = (),
 ) -> str:
     """Build a SELECT of the next rows of a table (`webhookd.events e`) that are in the range.
 
     `mark` has the values of the columns after `equal` in the last row of the previous page. `shown` names the
     columns to read, including the range's, if the table has a column that the role may not read. `only` is
-    the predicate of a partial index, which must be literal text for the planner to use that index.
+    the predicate of a partial index, which must be literal text for the planner to use that index. `tests`
+    are conditions that the index does not serve: rows that fail them are read and left out. Then the scan
+    must not leave the range to fill the page, so it ends where the first column changes.
     """
+    conditions = [only, _start(part, mark, arguments), *tests]
+    if tests and part.equal:
+        conditions.append(_compared(part.columns, ">=", part.equal, arguments))
     ends = [
         f"{column} = {arguments.add(value)}" for column, value in zip(part.columns, part.equal, strict=False)
     ]
@@ -76,8 +91,7 @@ def piece(
         shown=shown,
         table=table,
         alias=table.rsplit(maxsplit=1)[-1],
-        only=only,
-        start=_start(part, mark, arguments),
+        conditions=" and ".join(conditions),
         order=part.order,
         limit=arguments.add(limit),
     )

@@ -21,6 +21,7 @@ class Filter(NamedTuple):
     error_code: str | None = None
     failed_after: datetime | None = None
     failed_before: datetime | None = None
+    tenant: str | None = None
 
 
 class RequeuedMany(NamedTuple):
@@ -33,10 +34,10 @@ class RequeuedMany(NamedTuple):
     subscription_ids: list[int]
 
 
-async def requeue(connection: Connection, dead_letter_id: int) -> Requeued:
-    """Create the new delivery of a dead letter, at most once."""
-    row = await fetch_one(connection, "select * from webhookd.requeue_dead_letter($1)", dead_letter_id)
-    return Requeued(*row)
+async def requeue(connection: Connection, dead_letter_id: int, tenant: str | None = None) -> Requeued:
+    """Create the new delivery of a dead letter, at most once. With a tenant, others' do not exist."""
+    query = "select * from webhookd.requeue_dead_letter($1, $2)"
+    return Requeued(*await fetch_one(connection, query, dead_letter_id, tenant))
 
 
 async def requeue_many(
@@ -45,10 +46,11 @@ async def requeue_many(
     """Requeue one keyset batch; continue after `last_id` until `matched` is less than the batch size."""
     row = await fetch_one(
         connection,
-        "select * from webhookd.requeue_dead_letters($1, $2, $3, $4, $5, $6, $7)",
-        *which,
+        "select * from webhookd.requeue_dead_letters($1, $2, $3, $4, $5, $6, $7, $8)",
+        *which[:-1],
         after_id,
         batch_size,
         dry_run,
+        which.tenant,
     )
     return RequeuedMany(*row)

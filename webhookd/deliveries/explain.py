@@ -21,11 +21,14 @@ class Reason(StrEnum):
     # No delivery exists.
     WAITS_FOR_ROUTING = "waits_for_routing"  # the event is not routed yet
     SUBSCRIBED_LATER = "subscribed_later"  # created, or given this event type, after the event was routed
-    INACTIVE = "inactive"  # paused when the event was routed
+    FILTERED = "filtered"  # the event does not have the labels of the subscription's filter
+    INACTIVE = "inactive"  # disabled when the event was routed
     UNVERIFIED = "unverified"  # not verified when the event was routed
     CHANGED_MEANWHILE = "changed_meanwhile"  # changed by a transaction that was not committed yet
     # The delivery waits.
-    HELD_INACTIVE = "held_inactive"  # the subscription is paused
+    HELD_PAUSED = "held_paused"  # the subscription is paused
+    HELD_TENANT = "held_tenant"  # the subscription's tenant is not active
+    HELD_INACTIVE = "held_inactive"  # the subscription is disabled
     HELD_UNVERIFIED = "held_unverified"  # the subscription is not verified
     EXHAUSTED = "exhausted"  # the limit was lowered: it becomes a dead letter when it is due
     SCHEDULED = "scheduled"  # an operator moved its first attempt to a later time
@@ -45,7 +48,7 @@ class Reason(StrEnum):
     REQUEUED = "requeued"  # dead-lettered, and requeued as a new delivery
 
 
-HELD = frozenset({Reason.HELD_INACTIVE, Reason.HELD_UNVERIFIED})
+HELD = frozenset({Reason.HELD_PAUSED, Reason.HELD_TENANT, Reason.HELD_INACTIVE, Reason.HELD_UNVERIFIED})
 
 _TEXTS = {
     Reason.WAITS_FOR_ROUTING: "The event is waiting to be routed.",
@@ -53,9 +56,12 @@ _TEXTS = {
     "Subscriptions do not receive earlier events.",
     Reason.CHANGED_MEANWHILE: "Not routed: a change of the subscription was not committed yet when the event "
     "was routed.",
-    Reason.INACTIVE: "Not routed: the subscription was paused when the event was routed.",
+    Reason.FILTERED: "Not routed: the event does not have the labels of the subscription's filter.",
+    Reason.INACTIVE: "Not routed: the subscription was disabled when the event was routed.",
     Reason.UNVERIFIED: "Not routed: the subscription was not verified when the event was routed.",
-    Reason.HELD_INACTIVE: "Held: the subscription is paused. Holding uses no attempts.",
+    Reason.HELD_PAUSED: "Held: the subscription is paused. Holding uses no attempts.",
+    Reason.HELD_TENANT: "Held: the tenant is not active. Holding uses no attempts.",
+    Reason.HELD_INACTIVE: "Held: the subscription is disabled. Holding uses no attempts.",
     Reason.HELD_UNVERIFIED: "Held: the subscription is not verified. Holding uses no attempts.",
 }
 
@@ -68,14 +74,17 @@ class Limits(NamedTuple):
 
 
 class SubscriptionState(NamedTuple):
-    """Whether a subscription was active and verified at some time."""
+    """The state of a subscription at some time, as far as it decides on routing and sending."""
 
     active: bool
     verified: bool
+    accepts_labels: bool = True  # its filter accepted the event's labels
+    paused: bool = False
+    tenant_active: bool = True
 
     @property
-    def is_deliverable(self) -> bool:
-        return self.active and self.verified
+    def is_routable(self) -> bool:
+        return self.active and self.verified and self.accepts_labels
 
 
 class UnroutedFacts(NamedTuple):
@@ -83,7 +92,7 @@ class UnroutedFacts(NamedTuple):
 
     is_queued: bool  # the event waits for routing
     at_routing: SubscriptionState | None  # by the change log; None: not subscribed to this event type
-    after_routing: SubscriptionState | None  # the next state in which it was not deliverable
+    after_routing: SubscriptionState | None  # the next state in which it was not routable
 
 
 class DeliveryFacts(NamedTuple):
@@ -119,17 +128,19 @@ def explain_unrouted(facts: UnroutedFacts) -> Explanation:
     """Return why no delivery exists.
 
     Routing used its own snapshot, which is slightly later than the recorded time, so the state after that
-    time counts too. A subscription that was deliverable throughout but not routed to was changed by a late
+    time counts too. A subscription that was routable throughout but not routed to was changed by a late
     commit.
     """
     if facts.is_queued:
         reason = Reason.WAITS_FOR_ROUTING
     elif facts.at_routing is None:
         reason = Reason.SUBSCRIBED_LATER
-    elif (state := facts.after_routing if facts.at_routing.is_deliverable else facts.at_routing) is None:
+    elif (state := facts.after_routing if facts.at_routing.is_routable else facts.at_routing) is None:
         reason = Reason.CHANGED_MEANWHILE
+    elif not state.active:
+        reason = Reason.INACTIVE
     else:
-        reason = Reason.UNVERIFIED if state.active else Reason.INACTIVE
+        reason = Reason.FILTERED if state.verified else Reason.UNVERIFIED
     return Explanation(reason, _TEXTS[reason])
 
 
@@ -204,9 +215,17 @@ def _dead_lettered(facts: DeliveryFacts) -> Explanation:
 
 
 def _held(facts: DeliveryFacts) -> Explanation | None:
-    if facts.subscription.is_deliverable:
+    subscription = facts.subscription
+    if not subscription.active:
+        reason = Reason.HELD_INACTIVE
+    elif not subscription.verified:
+        reason = Reason.HELD_UNVERIFIED
+    elif subscription.paused:
+        reason = Reason.HELD_PAUSED
+    elif not subscription.tenant_active:
+        reason = Reason.HELD_TENANT
+    else:
         return None
-    reason = Reason.HELD_UNVERIFIED if facts.subscription.active else Reason.HELD_INACTIVE
     return Explanation(reason, _TEXTS[reason])
 
 
@@ -241,8 +260,9 @@ def _time(value: datetime) -> str:
 # any, the event's own time stands in for it.
 _ROUTING = """
     select exists (select from webhookd.event_routing_queue q where q.event_id = e.id) as is_queued,
+        webhookd.patterns_of(e.event_type) as patterns,
         coalesce((select g.created_at from webhookd.webhook_delivery_sagas g
-                  where g.event_id = e.id and g.dead_letter_id is null
+                  where g.event_id = e.id and g.resent_from is null
                   order by g.subscription_id limit 1), e.created_at) as routed_at
     from webhookd.events e where e.id = $1"""
 
@@ -250,8 +270,9 @@ _ROUTING = """
 # that it became (idx_dead_saga), the saga that this was requeued as (uniq_saga_dead_letter), the endpoint's
 # health, and whether other attempts are in the way (idx_saga_in_progress, counted up to the window).
 _FACTS = """
-        s.id as subscription_id, s.callback_url, s.active, s.verified, s.max_attempts,
-        g.id as saga_id, g.status, g.attempt_count, g.next_attempt_at, g.final_error_code, g.dead_letter_id,
+        s.id as subscription_id, s.callback_url, s.active, s.verified, s.paused, s.tenant_active,
+        s.max_attempts, g.id as saga_id, g.status, g.attempt_count, g.next_attempt_at, g.final_error_code,
+        g.dead_letter_id, g.resent_from,
         g.next_attempt_at <= now() as is_due,
         j.status as attempt_status, j.worker_id, j.lease_until, j.finished_at,
         j.lease_until <= now() as is_lease_over,
@@ -275,36 +296,46 @@ _JOINS = """
     left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id
     left join webhookd.endpoint_health h on h.subscription_id = s.id"""
 
-# Each subscription to the event type, and each that has a delivery although its type has changed, with its
-# latest saga (uniq_saga_event_subscription, or idx_saga_event for a requeued one). Without a saga: its state
-# at the time of routing and after it, from the change log (idx_subscription_change).
+# Each subscription of the tenant with a pattern for the event type, and each that has a delivery although its
+# patterns have changed, with its latest saga (uniq_saga_event_subscription, or idx_saga_event for a requeued
+# one). Without a saga: its state at the time of routing and after it, from the change log
+# (idx_subscription_change).
 _SUBSCRIPTIONS_TEMPLATE = """
     select {facts},
-        b.active as was_active, b.verified as was_verified,
-        a.active as became_active, a.verified as became_verified
+        b.active as was_active, b.verified as was_verified, b.accepts_labels as did_accept_labels,
+        a.active as became_active, a.verified as became_verified, a.accepts_labels as later_accepts_labels
     from (
-        (select s.id from webhookd.subscriptions s where s.event_type = $3 order by s.id limit $5)
+        (select distinct t.subscription_id as id
+         from webhookd.events e cross join unnest($3::text[]) as p (pattern) cross join lateral (
+             select t.subscription_id from webhookd.subscription_types t
+             where t.tenant = e.tenant and t.pattern = p.pattern order by t.subscription_id limit $5) t
+         where e.id = $1 order by id limit $5)
         union
         (select g.subscription_id from webhookd.webhook_delivery_sagas g
-         where g.event_id = $1 and g.dead_letter_id is null order by g.subscription_id limit $5)
+         where g.event_id = $1 and g.resent_from is null order by g.subscription_id limit $5)
         order by id limit $5) c
     join webhookd.subscriptions s on s.id = c.id
+    join webhookd.events e on e.id = $1
     left join lateral (
         select * from (
             select * from webhookd.webhook_delivery_sagas g
-            where g.event_id = $1 and g.subscription_id = s.id and g.dead_letter_id is null
+            where g.event_id = $1 and g.subscription_id = s.id and g.resent_from is null
             union all
             select * from webhookd.webhook_delivery_sagas g
-            where g.event_id = $1 and g.subscription_id = s.id and g.dead_letter_id is not null) g
+            where g.event_id = $1 and g.subscription_id = s.id and g.resent_from is not null) g
         order by g.id desc limit 1) g on true
     {joins}
     left join lateral (
-        select c.active, c.verified, c.event_type from webhookd.subscription_changes c
+        select c.active, c.verified, c.event_types,
+            coalesce(c.filter <@ e.labels, c.filter is null) as accepts_labels
+        from webhookd.subscription_changes c
         where c.subscription_id = s.id and c.changed_at <= $4
-        order by c.changed_at desc, c.id desc limit 1) b on g.id is null and b.event_type = $3
+        order by c.changed_at desc, c.id desc limit 1) b on g.id is null and b.event_types::text[] && $3
     left join lateral (
-        select c.active, c.verified from webhookd.subscription_changes c
-        where c.subscription_id = s.id and c.changed_at > $4 and not (c.active and c.verified)
+        select c.active, c.verified, coalesce(c.filter <@ e.labels, c.filter is null) as accepts_labels
+        from webhookd.subscription_changes c
+        where c.subscription_id = s.id and c.changed_at > $4
+            and not (c.active and c.verified and coalesce(c.filter <@ e.labels, c.filter is null))
         order by c.changed_at, c.id limit 1) a on g.id is null
     order by s.id"""
 
@@ -317,13 +348,11 @@ _SUBSCRIPTIONS = _SUBSCRIPTIONS_TEMPLATE.format(facts=_FACTS, joins=_JOINS)
 _DELIVERY = _DELIVERY_TEMPLATE.format(facts=_FACTS, joins=_JOINS)
 
 
-async def event_deliveries(
-    connection: Connection, event_id: int, event_type: str, limits: Limits, limit: int
-) -> list[Row]:
+async def event_deliveries(connection: Connection, event_id: int, limits: Limits, limit: int) -> list[Row]:
     """Return the delivery to each subscription of the event's type, or why there is none, up to `limit`."""
     routing = await fetch_one(connection, _ROUTING, event_id)
     rows = await connection.fetch(
-        _SUBSCRIPTIONS, event_id, limits.subscription_window, event_type, routing["routed_at"], limit
+        _SUBSCRIPTIONS, event_id, limits.subscription_window, routing["patterns"], routing["routed_at"], limit
     )
     return [_event_delivery(dict(row), limits, is_queued=routing["is_queued"]) for row in rows]
 
@@ -337,8 +366,8 @@ async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:
 
 def _event_delivery(row: Row, limits: Limits, *, is_queued: bool) -> Row:
     if row["saga_id"] is None:
-        at_routing = _state(row["was_active"], row["was_verified"])
-        after_routing = _state(row["became_active"], row["became_verified"])
+        at_routing = _state(row["was_active"], row["was_verified"], row["did_accept_labels"])
+        after_routing = _state(row["became_active"], row["became_verified"], row["later_accepts_labels"])
         explained = explain_unrouted(UnroutedFacts(is_queued, at_routing, after_routing))
     else:
         explained = _explained(row, limits)
@@ -353,19 +382,26 @@ def _event_delivery(row: Row, limits: Limits, *, is_queued: bool) -> Row:
         "next_attempt_at": row["next_attempt_at"],
         "final_error_code": row["final_error_code"],
         "dead_letter_id": row["dead_letter_id"],
+        "resent_from": row["resent_from"],
         "buried_as": row["buried_as"],
         "held": explained.reason in HELD,
     }
 
 
-def _state(active: bool | None, verified: bool | None) -> SubscriptionState | None:
-    return None if active is None or verified is None else SubscriptionState(active, verified)
+def _state(
+    active: bool | None, verified: bool | None, accepts_labels: bool | None
+) -> SubscriptionState | None:
+    if active is None or verified is None or accepts_labels is None:
+        return None
+    return SubscriptionState(active, verified, accepts_labels)
 
 
 def _explained(row: Row, limits: Limits) -> Explanation:
     facts = row | {
         "status": SagaStatus(row["status"]),
-        "subscription": SubscriptionState(row["active"], row["verified"]),
+        "subscription": SubscriptionState(
+            row["active"], row["verified"], paused=row["paused"], tenant_active=row["tenant_active"]
+        ),
         "attempt_limit": row["max_attempts"] or limits.max_attempts,
         "attempt_status": row["attempt_status"] and AttemptStatus(row["attempt_status"]),
     }

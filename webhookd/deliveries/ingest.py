@@ -43,6 +43,8 @@ class NewEvent(NamedTuple):
     payload: str
     idempotency_key: str | None = None
     correlation_id: str | None = None
+    tenant: str = ""
+    labels: str | None = None  # a JSON object of strings
 
 
 class Accepted(NamedTuple):
@@ -57,8 +59,8 @@ class Accepted(NamedTuple):
 # makes the function call depend on the setting, so that the setting is applied first.
 _PUBLISH = """
     select p.id, p.created_at, p.duplicate
-    from (select set_config('lock_timeout', $5, true) is not null as bounded) b
-    cross join lateral webhookd.publish_many(case when b.bounded then $1::text[] end, $2, $3, $4) p
+    from (select set_config('lock_timeout', $7, true) is not null as bounded) b
+    cross join lateral webhookd.publish_many(case when b.bounded then $1::text[] end, $2, $3, $4, $5, $6) p
 """
 
 
@@ -80,6 +82,8 @@ def arguments(events: Sequence[NewEvent], lock_timeout_seconds: float) -> tuple[
         [event.payload for event in events],
         [event.idempotency_key for event in events],
         [event.correlation_id for event in events],
+        [event.tenant for event in events],
+        [event.labels for event in events],
         f"{int(lock_timeout_seconds * 1000)}ms",
     )
 

@@ -3,13 +3,17 @@
 Lists are sorted newest first and paged by the id of the last row shown: see db/paging.py.
 """
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, assert_never, cast
+from typing import Any, NamedTuple, assert_never, cast
+
+import msgspec
 
 from webhookd.core.errors import Refusal, Refused
+from webhookd.core.limits import MAX_ID
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
-from webhookd.db.paging import Arguments, Page, Range, Row, fetch_by_index, piece
+from webhookd.db.paging import Arguments, Column, Page, Range, Row, fetch_by_index, piece
 from webhookd.deliveries import explain
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.deliveries.explain import Limits
@@ -19,28 +23,46 @@ from webhookd.http.health import FailingEndpointStatus
 MAX_DELIVERIES_OF_EVENT = 1000
 
 _EVENTS = """
-    select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id
+    select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.tenant,
+        coalesce(e.labels, '{{}}') as labels
     from ({0}) e"""
-_EVENT_OF_KEY = "select * from webhookd.events e where e.idempotency_key = $1"
+_EVENTS_OF_LABEL = "select e.* from ({0}) l join webhookd.events e on e.id = l.event_id"
+_EVENTS_OF_KEY = """
+    select * from (select * from webhookd.events e where e.idempotency_key = {0} and {1} offset 0) e
+    order by e.created_at desc, e.id desc limit {2}"""
 
 _EVENT = """
-    select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.payload
-    from webhookd.events e where e.id = $1"""
-_TIME_OF_EVENT = "select e.created_at from webhookd.events e where e.id = $1"
+    select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.tenant,
+        coalesce(e.labels, '{}') as labels, e.payload
+    from webhookd.events e where e.id = $1 and ($2::text is null or e.tenant = $2)"""
+_TIME_OF_EVENT = """
+    select e.created_at from webhookd.events e where e.id = $1 and ($2::text is null or e.tenant = $2)"""
 
 _SUBSCRIPTIONS = """
-    select s.id, s.event_type, s.callback_url, s.active, s.verified, s.max_attempts, s.base_delay_seconds,
-        s.description, s.created_at, s.updated_at,
+    select s.id, s.event_type, s.event_types, s.tenant, coalesce(s.filter, '{}') as filter, s.callback_url,
+        s.pending_callback_url, s.active, s.paused, s.verified, s.verified_by, s.format, s.max_per_second,
+        s.max_attempts, s.base_delay_seconds, s.description, s.created_at,
+        s.updated_at,
         coalesce(h.consecutive_failures, 0) as consecutive_failures, h.failing_since, h.last_error_code,
         h.last_failure_at, h.last_recovery_at
     from webhookd.subscriptions s left join webhookd.endpoint_health h on h.subscription_id = s.id"""
+_FOUND_SUBSCRIPTION = (
+    "strpos(lower(concat_ws(' ', s.callback_url, s.pending_callback_url, s.description)), {0}) > 0"
+)
 _HEALTH = ("consecutive_failures", "failing_since", "last_error_code", "last_failure_at", "last_recovery_at")
 
-# Held: its subscription is not active and verified, and no attempt is leased.
+# The subscriptions of a tenant are few: idx_sub_tenant counts them.
+_TENANTS = """
+    select t.id, t.tenant, t.name, t.active, t.max_subscriptions, t.created_at, t.updated_at,
+        (select count(*) from webhookd.subscriptions s where s.tenant = t.tenant and s.tenant <> ''
+             and s.deleted_at is null) as subscriptions
+    from webhookd.tenants t"""
+
+# Held: its subscription is not deliverable, and no attempt is leased.
 _DELIVERIES = """
     select g.id, g.event_id, g.subscription_id, g.status, g.attempt_count, g.next_attempt_at,
-        g.final_error_code, g.created_at, g.updated_at, g.dead_letter_id,
-        not (s.active and s.verified) and (g.status in ('Pending', 'PendingRetry') or exists (
+        g.final_error_code, g.created_at, g.updated_at, g.dead_letter_id, g.resent_from,
+        not s.deliverable and (g.status in ('Pending', 'PendingRetry') or exists (
             select from webhookd.webhook_delivery_jobs j
             where j.saga_id = g.id and j.status in ('Pending', 'Leased')
                 and (j.status = 'Pending') is true)) as held
@@ -49,9 +71,9 @@ _SAGAS = "webhookd.webhook_delivery_sagas g"
 _SAGA = "select * from webhookd.webhook_delivery_sagas g where g.id = $1"
 _EVENT_SAGAS = """
     select * from (
-        select * from webhookd.webhook_delivery_sagas g where {0} and g.dead_letter_id is null
+        select * from webhookd.webhook_delivery_sagas g where {0} and g.resent_from is null
         union all
-        select * from webhookd.webhook_delivery_sagas g where {0} and g.dead_letter_id is not null
+        select * from webhookd.webhook_delivery_sagas g where {0} and g.resent_from is not null
         offset 0) g"""
 _MERGED = "select * from ({0}) g"
 # By idx_saga_in_progress, then sorted: there are no more than the windows allow. OFFSET 0 keeps the planner
@@ -85,6 +107,23 @@ _PENDING = """
         order by g.subscription_id desc, g.id desc limit {1}) g
     order by g.id desc limit {1}"""
 
+_OF_TENANT = """
+    select g.* from (
+        select u.id
+        from webhookd.subscriptions u cross join lateral ({1}) g
+        where u.tenant = {0} and u.tenant <> ''
+        order by g.id desc limit {3}) u
+    cross join lateral ({2}) g
+    order by g.id desc limit {3}"""
+_FIRST_SAGA = "select webhookd.first_saga_since($1)"
+# Ten seconds later than asked, because the ids of overlapping transactions are not in the order of time. The
+# function itself looks ten seconds earlier.
+_FIRST_LATER_SAGA = "select webhookd.first_saga_since($1::timestamptz + interval '20 seconds')"
+_HAS_EVENT_TYPE = "exists (select from webhookd.events k where k.id = g.event_id and k.event_type = {0})"
+_HAS_TENANT = (
+    "exists (select from webhookd.subscriptions k where k.id = g.subscription_id and k.tenant = {0})"
+)
+
 # By uniq_job_saga_attempt.
 _ATTEMPTS = """
     select j.id, row_number() over (order by j.attempt_at) as attempt, j.status, j.attempt_at, j.created_at,
@@ -97,7 +136,8 @@ _DEAD_LETTERS = """
         r.id as requeued_saga_id
     from ({0}) d left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id"""
 
-_TIME_OF_DEAD_LETTER = "select d.failed_at from webhookd.dead_letters d where d.id = $1"
+_TIME_OF_DEAD_LETTER = """
+    select d.failed_at from webhookd.dead_letters d where d.id = $1 and ($2::text is null or d.tenant = $2)"""
 
 _DEAD_LETTER = """
     select d.id, d.saga_id, d.event_id, d.subscription_id, d.final_error_code, d.failed_at,
@@ -105,127 +145,314 @@ _DEAD_LETTER = """
     from webhookd.dead_letters d
     join webhookd.events e on e.id = d.event_id
     left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id
-    where d.id = $1"""
+    where d.id = $1 and ($2::text is null or d.tenant = $2)"""
 
 
-async def events(
-    connection: Connection, page: Page, event_type: str | None = None, idempotency_key: str | None = None
-) -> list[Row]:
-    """Return events without payloads. Events of one type are ordered by time."""
-    if idempotency_key is not None:
-        return await _event_of_key(connection, page, event_type, idempotency_key)
+class EventFilter(NamedTuple):
+    """Selects events; None matches all."""
+
+    tenant: str | None = None
+    event_type: str | None = None
+    idempotency_key: str | None = None
+    correlation_id: str | None = None
+    label: Mapping[str, str] | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+
+
+async def events(connection: Connection, page: Page, selection: EventFilter) -> list[Row]:
+    """Return events without payloads, newest first: by id, or with any filter by time.
+
+    One filter, or two, are a range of an index. The others are compared with the rows of that range.
+    """
     arguments = Arguments()
-    mark: tuple[object, ...] | None
-    if event_type is None:
-        part, mark = Range(("e.id",)), _id_mark(page)
+    if selection == EventFilter():
+        rows = piece("webhookd.events e", Range(("e.id",)), _id_mark(page), page.limit, arguments)
+        query = f"{_EVENTS.format(rows)} order by e.id desc"
     else:
-        part = Range(("e.event_type", "e.created_at", "e.id"), (event_type,))
-        mark = await _time_mark(connection, "event", _TIME_OF_EVENT, page)
-    rows = piece("webhookd.events e", part, mark, page.limit, arguments)
-    return await fetch_by_index(connection, f"{_EVENTS.format(rows)} order by {part.order}", arguments)
+        mark = await _time_mark(connection, "event", _TIME_OF_EVENT, page, selection.tenant)
+        rows = _selected_events(selection, mark, page.limit, arguments)
+        query = f"{_EVENTS.format(rows)} order by e.created_at desc, e.id desc"
+    return [_decoded(row, "labels") for row in await fetch_by_index(connection, query, arguments)]
 
 
-async def _event_of_key(
-    connection: Connection, page: Page, event_type: str | None, idempotency_key: str
-) -> list[Row]:
-    """Return the event with this key, if any. There is at most one, so only the first page has it."""
-    row = await connection.fetchrow(_EVENTS.format(_EVENT_OF_KEY), idempotency_key)
-    if row is None or event_type not in (None, row["event_type"]):
-        return []
-    return [dict(row)] if page.after_id is None or row["id"] < page.after_id else []
+def _selected_events(
+    selection: EventFilter, mark: tuple[datetime, int] | None, limit: int, arguments: Arguments
+) -> str:
+    tenant, event_type, key, correlation_id, label, *bounds = selection
+    if label:
+        return _labelled_events(selection, mark, limit, arguments)
+    equal: dict[str, object]
+    match key, correlation_id, tenant, event_type:
+        case str(), _, _, _:
+            # Each tenant has at most one event with a key.
+            tests = _event_tests(selection, "e", arguments)
+            if mark is not None:
+                tests.append(f"(e.created_at, e.id) < ({arguments.add(mark[0])}, {arguments.add(mark[1])})")
+            return _EVENTS_OF_KEY.format(arguments.add(key), " and ".join(tests), arguments.add(limit))
+        case None, str(), _, _:
+            equal, only = {"e.correlation_id": correlation_id}, "e.correlation_id is not null"
+        case None, None, str(), None:
+            equal, only = {"e.tenant": tenant}, "e.tenant <> ''"
+        case None, None, str(), str():
+            equal, only = {"e.tenant": tenant, "e.event_type": event_type}, "e.tenant <> ''"
+        case _:
+            equal, only = {} if event_type is None else {"e.event_type": event_type}, "true"
+    part = Range((*equal, "e.created_at", "e.id"), tuple(equal.values()), *bounds)
+    others = selection._replace(**{name.removeprefix("e."): None for name in equal}, **_NO_BOUNDS)
+    tests = _event_tests(others, "e", arguments)
+    return piece("webhookd.events e", part, mark, limit, arguments, only=only, tests=tests)
+
+
+def _labelled_events(
+    selection: EventFilter, mark: tuple[datetime, int] | None, limit: int, arguments: Arguments
+) -> str:
+    """Select by the first label: by the primary key of event_labels, or idx_event_label_tenant."""
+    [(name, value), *more] = (selection.label or {}).items()
+    equal: dict[str, object] = {"l.name": name, "l.value": value}
+    only = "true"
+    if selection.tenant is not None:
+        equal, only = {"l.tenant": selection.tenant} | equal, "l.tenant <> ''"
+    bounds = (selection.created_after, selection.created_before)
+    part = Range((*equal, "l.created_at", "l.event_id"), tuple(equal.values()), *bounds)
+    others = selection._replace(label=dict(more), tenant=None, **_NO_BOUNDS)
+    tests = _event_tests(others, "k", arguments)
+    if tests:
+        of_event = f"k.id = l.event_id and {' and '.join(tests)}"
+        tests = [f"exists (select from webhookd.events k where {of_event})"]
+    labels = piece("webhookd.event_labels l", part, mark, limit, arguments, only=only, tests=tests)
+    return _EVENTS_OF_LABEL.format(labels)
+
+
+_NO_BOUNDS: dict[str, Any] = {"created_after": None, "created_before": None}
+
+
+def _event_tests(selection: EventFilter, alias: str, arguments: Arguments) -> list[str]:
+    """Return the conditions of a filter on rows of events."""
+    operators = {
+        "label": ("labels", "@>"),
+        "created_after": ("created_at", ">="),
+        "created_before": ("created_at", "<"),
+    }
+    tests = []
+    for name, value in selection._asdict().items():
+        if value is None or value == {}:
+            continue
+        column, operator = operators.get(name, (name, "="))
+        shown = msgspec.json.encode(value).decode() if name == "label" else value
+        tests.append(f"{alias}.{column} {operator} {arguments.add(shown)}")
+    return tests
 
 
 async def subscriptions(
     connection: Connection,
     page: Page,
+    tenant: str | None = None,
     event_type: str | None = None,
     active: bool | None = None,
+    paused: bool | None = None,
     verified: bool | None = None,
+    search: str | None = None,
 ) -> list[Row]:
     """Return subscriptions with their endpoints' health. There are few, so filters need no index."""
     arguments = Arguments()
-    equals = {"s.event_type": event_type, "s.active": active, "s.verified": verified}
+    equals = {
+        "s.tenant": tenant,
+        "s.event_type": event_type,
+        "s.active": active,
+        "s.paused": paused,
+        "s.verified": verified,
+    }
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
     if page.after_id is not None:
         tests.append(f"s.id < {arguments.add(page.after_id)}")
-    where = " and ".join(tests) or "true"
+    if search is not None:
+        tests.append(_FOUND_SUBSCRIPTION.format(arguments.add(search.lower())))
+    where = " and ".join(["s.deleted_at is null", *tests])
     query = f"{_SUBSCRIPTIONS} where {where} order by s.id desc limit {arguments.add(page.limit)}"
     return [_with_health(dict(row)) for row in await connection.fetch(query, *arguments)]
 
 
-async def subscription(connection: Connection, subscription_id: int) -> Row:
+async def subscription(connection: Connection, subscription_id: int, tenant: str | None = None) -> Row:
     """Return a subscription with its endpoint's health."""
-    query = f"{_SUBSCRIPTIONS} where s.id = $1"
-    return _with_health(await _found(connection, "subscription", query, subscription_id))
+    query = (
+        f"{_SUBSCRIPTIONS} where s.id = $1 and s.deleted_at is null and ($2::text is null or s.tenant = $2)"
+    )
+    return _with_health(await _found(connection, "subscription", query, subscription_id, tenant))
 
 
-async def deliveries(
-    connection: Connection,
-    page: Page,
-    status: SagaStatus | None = None,
-    subscription_id: int | None = None,
-    event_id: int | None = None,
-) -> list[Row]:
-    """Return sagas. `held` ones wait until their subscription is active and verified."""
+async def tenants(connection: Connection, page: Page, only_tenant: str | None = None) -> list[Row]:
+    """Return tenants, newest first."""
+    after_id = MAX_ID if page.after_id is None else page.after_id
+    rows = await connection.fetch(
+        f"{_TENANTS} where t.id < $1 and ($3::text is null or t.tenant = $3) order by t.id desc limit $2",
+        after_id,
+        page.limit,
+        only_tenant,
+    )
+    return [dict(row) for row in rows]
+
+
+async def tenant(connection: Connection, name: str, only_tenant: str | None = None) -> Row:
+    """Return a tenant."""
+    query = f"{_TENANTS} where t.tenant = $1 and ($2::text is null or t.tenant = $2)"
+    row = await connection.fetchrow(query, name, only_tenant)
+    if row is None:
+        raise Refused(Refusal.NOT_FOUND, f"tenant {name} does not exist")
+    return dict(row)
+
+
+class DeliveryFilter(NamedTuple):
+    """Selects deliveries; None matches all."""
+
+    tenant: str | None = None
+    status: SagaStatus | None = None
+    subscription_id: int | None = None
+    event_id: int | None = None
+    event_type: str | None = None
+    error_code: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+
+
+class _SagaPage(NamedTuple):
+    """Sagas to select: newest first below `below_id`, and the conditions that no index serves."""
+
+    below_id: int
+    limit: int
+    tests: tuple[str, ...]
+
+    @property
+    def mark(self) -> tuple[int]:
+        return (self.below_id,)
+
+
+async def deliveries(connection: Connection, page: Page, selection: DeliveryFilter) -> list[Row]:
+    """Return sagas, newest first. `held` ones wait until their subscription is deliverable.
+
+    One filter selects by its index: the first of event, subscription, tenant, error code and status. The
+    others are compared with the rows of that one.
+    """
     arguments = Arguments()
-    if event_id is not None:
-        sagas = _sagas_of_event(page, event_id, status, subscription_id, arguments)
-    elif subscription_id is not None:
-        sagas = _sagas_of_subscription(page, subscription_id, status, arguments)
+    saga_page = await _saga_page(connection, page, selection, arguments)
+    if selection.event_id is not None:
+        sagas = _sagas_of_event(saga_page, selection, arguments)
+    elif selection.subscription_id is not None:
+        sagas = _sagas_of_subscription(saga_page, selection.subscription_id, selection.status, arguments)
+    elif selection.tenant is not None:
+        sagas = _sagas_of_tenant(saga_page, selection.tenant, selection.status, arguments)
+    elif selection.error_code is not None:
+        sagas = _sagas_by_error(saga_page, selection.error_code, selection.status, arguments)
     else:
-        sagas = _sagas_by_status(page, status, arguments)
+        sagas = _sagas_by_status(saga_page, selection.status, arguments)
     return await fetch_by_index(connection, f"{_DELIVERIES.format(sagas)} order by g.id desc", arguments)
 
 
-def _sagas_of_event(
-    page: Page, event_id: int, status: SagaStatus | None, subscription_id: int | None, arguments: Arguments
-) -> str:
+async def _saga_page(
+    connection: Connection, page: Page, selection: DeliveryFilter, arguments: Arguments
+) -> _SagaPage:
+    """Turn the filters that no index of sagas serves into conditions."""
+    tests = []
+    below_id = MAX_ID if page.after_id is None else page.after_id
+    if selection.created_before is not None:
+        below_id = min(below_id, await connection.fetchval(_FIRST_LATER_SAGA, selection.created_before))
+        tests.append(f"g.created_at < {arguments.add(selection.created_before)}")
+    if selection.created_after is not None:
+        first_id = await connection.fetchval(_FIRST_SAGA, selection.created_after)
+        tests.append(f"g.id >= {arguments.add(first_id)}")
+        tests.append(f"g.created_at >= {arguments.add(selection.created_after)}")
+    if selection.event_type is not None:
+        tests.append(_HAS_EVENT_TYPE.format(arguments.add(selection.event_type)))
+    if selection.error_code is not None:
+        tests.append(f"g.final_error_code = {arguments.add(selection.error_code)}")
+    if selection.tenant is not None:
+        tests.append(_HAS_TENANT.format(arguments.add(selection.tenant)))
+    return _SagaPage(below_id, page.limit, tuple(tests))
+
+
+def _sagas_of_event(page: _SagaPage, selection: DeliveryFilter, arguments: Arguments) -> str:
     """Select all sagas of an event, then sort them: there are at most as many as subscriptions to its type.
 
     uniq_saga_event_subscription finds the routed ones, idx_saga_event the requeued ones. OFFSET 0 keeps the
     planner from walking the primary key for the order.
     """
-    equals = {"g.event_id": event_id, "g.subscription_id": subscription_id, "g.status": status}
+    equals = {
+        "g.event_id": selection.event_id,
+        "g.subscription_id": selection.subscription_id,
+        "g.status": selection.status,
+    }
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
-    sagas = _EVENT_SAGAS.format(" and ".join(tests))
-    return f"{sagas} where {_after(page, arguments)} order by g.id desc limit {arguments.add(page.limit)}"
+    sagas = _EVENT_SAGAS.format(" and ".join([*tests, *page.tests]))
+    return f"{sagas} where {_below(page, arguments)} order by g.id desc limit {arguments.add(page.limit)}"
 
 
 def _sagas_of_subscription(
-    page: Page, subscription_id: int, status: SagaStatus | None, arguments: Arguments
+    page: _SagaPage, subscription_id: int | Column, status: SagaStatus | None, arguments: Arguments
 ) -> str:
     """Select a page of each status by its index, and merge them."""
     pieces = [
         _sagas_of_subscription_by_status(page, subscription_id, chosen, arguments)
         for chosen in ([status] if status else SagaStatus)
     ]
-    merged = _MERGED.format(" union all ".join(f"({piece})" for piece in pieces))
-    return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
+    return _merged(pieces, page, arguments)
 
 
 def _sagas_of_subscription_by_status(
-    page: Page, subscription_id: int, status: SagaStatus, arguments: Arguments
+    page: _SagaPage, subscription_id: int | Column, status: SagaStatus, arguments: Arguments
 ) -> str:
     match status:
         case SagaStatus.PENDING:
             part, only = Range(("g.subscription_id", "g.id"), (subscription_id,)), "g.status = 'Pending'"
         case SagaStatus.IN_PROGRESS:
-            which = f"g.subscription_id = {arguments.add(subscription_id)}"
-            return _IN_PROGRESS.format(which, _after(page, arguments), arguments.add(page.limit))
+            tests = [f"g.subscription_id = {arguments.add(subscription_id)}", *page.tests]
+            return _IN_PROGRESS.format(
+                " and ".join(tests), _below(page, arguments), arguments.add(page.limit)
+            )
         case SagaStatus.PENDING_RETRY | SagaStatus.COMPLETED | SagaStatus.DEAD_LETTERED:
             part = Range(("g.subscription_id", "g.status", "g.id"), (subscription_id, status))
             only = "g.status in ('PendingRetry', 'Completed', 'DeadLettered')"
         case _:
             assert_never(status)
-    return piece(_SAGAS, part, _id_mark(page), page.limit, arguments, only=only)
+    return piece(_SAGAS, part, page.mark, page.limit, arguments, only=only, tests=page.tests)
 
 
-def _sagas_by_status(page: Page, status: SagaStatus | None, arguments: Arguments) -> str:
+def _sagas_of_tenant(page: _SagaPage, tenant: str, status: SagaStatus | None, arguments: Arguments) -> str:
+    """Select the subscriptions of the tenant with the newest sagas, then the sagas of those."""
+    newest = _sagas_of_subscription(page._replace(limit=1), Column("u.id"), status, arguments)
+    sagas = _sagas_of_subscription(page, Column("u.id"), status, arguments)
+    return _OF_TENANT.format(arguments.add(tenant), newest, sagas, arguments.add(page.limit))
+
+
+def _sagas_by_error(page: _SagaPage, error_code: str, status: SagaStatus | None, arguments: Arguments) -> str:
+    """Select a page of each status by idx_saga_error, and merge them."""
+    pieces = [
+        piece(
+            _SAGAS,
+            Range(("g.final_error_code", "g.status", "g.id"), (error_code, chosen)),
+            page.mark,
+            page.limit,
+            arguments,
+            only="g.final_error_code is not null",
+            tests=page.tests,
+        )
+        for chosen in ([status] if status else SagaStatus)
+    ]
+    return _merged(pieces, page, arguments)
+
+
+def _merged(pieces: Sequence[str], page: _SagaPage, arguments: Arguments) -> str:
+    merged = _MERGED.format(" union all ".join(f"({piece})" for piece in pieces))
+    return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
+
+
+def _sagas_by_status(page: _SagaPage, status: SagaStatus | None, arguments: Arguments) -> str:
     match status:
         case SagaStatus.PENDING:
-            return _PENDING.format(_after(page, arguments), arguments.add(page.limit))
+            tests = " and ".join([_below(page, arguments), *page.tests])
+            return _PENDING.format(tests, arguments.add(page.limit))
         case SagaStatus.IN_PROGRESS:
-            return _IN_PROGRESS.format("true", _after(page, arguments), arguments.add(page.limit))
+            tests = " and ".join([_below(page, arguments), *page.tests])
+            return _IN_PROGRESS.format("true", tests, arguments.add(page.limit))
         case SagaStatus.PENDING_RETRY | SagaStatus.DEAD_LETTERED:
             part = Range(("g.status", "g.id"), (status,))
             only = "g.status in ('PendingRetry', 'DeadLettered')"
@@ -236,28 +463,29 @@ def _sagas_by_status(page: Page, status: SagaStatus | None, arguments: Arguments
             part, only = Range(("g.id",)), "true"
         case _:
             assert_never(status)
-    return piece(_SAGAS, part, _id_mark(page), page.limit, arguments, only=only)
+    return piece(_SAGAS, part, page.mark, page.limit, arguments, only=only, tests=page.tests)
 
 
-def _after(page: Page, arguments: Arguments) -> str:
-    return "true" if page.after_id is None else f"g.id < {arguments.add(page.after_id)}"
+def _below(page: _SagaPage, arguments: Arguments) -> str:
+    return f"g.id < {arguments.add(page.below_id)}"
 
 
-async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:
+async def delivery(connection: Connection, saga_id: int, limits: Limits, tenant: str | None = None) -> Row:
     """Return a saga with its attempts, oldest first, and the reason for its status, from one snapshot."""
+    query = f"{_DELIVERIES.format(_SAGA)} where ($2::text is null or s.tenant = $2)"
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        saga = await _found(connection, "delivery", _DELIVERIES.format(_SAGA), saga_id)
+        saga = await _found(connection, "delivery", query, saga_id, tenant)
         attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
         explained = await explain.delivery(connection, saga_id, limits)
         return saga | explained | {"attempts": attempts}
 
 
-async def event(connection: Connection, event_id: int, limits: Limits) -> Row:
+async def event(connection: Connection, event_id: int, limits: Limits, tenant: str | None = None) -> Row:
     """Return an event with its payload and its delivery to each subscription, from one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        found = await _found(connection, "event", _EVENT, event_id)
+        found = _decoded(await _found(connection, "event", _EVENT, event_id, tenant), "labels")
         found_deliveries = await explain.event_deliveries(
-            connection, event_id, found["event_type"], limits, MAX_DELIVERIES_OF_EVENT + 1
+            connection, event_id, limits, MAX_DELIVERIES_OF_EVENT + 1
         )
     return found | {
         "deliveries": found_deliveries[:MAX_DELIVERIES_OF_EVENT],
@@ -268,22 +496,31 @@ async def event(connection: Connection, event_id: int, limits: Limits) -> Row:
 async def dead_letters(connection: Connection, page: Page, selection: Filter) -> list[Row]:
     """Return dead letters without payloads, newest first, each with the saga it was requeued as.
 
-    Uses idx_dead_failed, idx_dead_subscription, idx_dead_error or idx_dead_subscription_error.
+    Uses idx_dead_failed, idx_dead_subscription, idx_dead_error, idx_dead_subscription_error, idx_dead_tenant
+    or idx_dead_tenant_error.
     """
-    subscription_id, error_code, *bounds = selection
-    equals = {"d.subscription_id": subscription_id, "d.final_error_code": error_code}
+    subscription_id, error_code, failed_after, failed_before, tenant = selection
+    equals = {
+        # A subscription has one tenant: if both are given, the tenant is only compared.
+        "d.tenant": tenant if subscription_id is None else None,
+        "d.subscription_id": subscription_id,
+        "d.final_error_code": error_code,
+    }
     given = {name: value for name, value in equals.items() if value is not None}
-    part = Range((*given, "d.failed_at", "d.id"), tuple(given.values()), *bounds)
-    mark = await _time_mark(connection, "dead letter", _TIME_OF_DEAD_LETTER, page)
+    part = Range((*given, "d.failed_at", "d.id"), tuple(given.values()), failed_after, failed_before)
+    mark = await _time_mark(connection, "dead letter", _TIME_OF_DEAD_LETTER, page, tenant)
     arguments = Arguments()
-    letters = piece("webhookd.dead_letters d", part, mark, page.limit, arguments)
+    only = "true"
+    if tenant is not None:
+        only = "d.tenant <> ''" if subscription_id is None else f"d.tenant = {arguments.add(tenant)}"
+    letters = piece("webhookd.dead_letters d", part, mark, page.limit, arguments, only=only)
     query = f"{_DEAD_LETTERS.format(letters)} order by d.failed_at desc, d.id desc"
     return await fetch_by_index(connection, query, arguments)
 
 
-async def dead_letter(connection: Connection, dead_letter_id: int) -> Row:
+async def dead_letter(connection: Connection, dead_letter_id: int, tenant: str | None = None) -> Row:
     """Return a dead letter with its payload."""
-    return await _found(connection, "dead letter", _DEAD_LETTER, dead_letter_id)
+    return await _found(connection, "dead letter", _DEAD_LETTER, dead_letter_id, tenant)
 
 
 async def database_time(connection: Connection) -> datetime:
@@ -292,8 +529,9 @@ async def database_time(connection: Connection) -> datetime:
     return now
 
 
-async def _found(connection: Connection, what: str, query: str, row_id: int) -> Row:
-    row = await connection.fetchrow(query, row_id)
+async def _found(connection: Connection, what: str, query: str, row_id: int, tenant: str | None) -> Row:
+    """Return the row; with a tenant, rows of others do not exist."""
+    row = await connection.fetchrow(query, row_id, tenant)
     if row is None:
         raise Refused(Refusal.NOT_FOUND, f"{what} {row_id} does not exist")
     return dict(row)
@@ -304,12 +542,12 @@ def _id_mark(page: Page) -> tuple[int] | None:
 
 
 async def _time_mark(
-    connection: Connection, what: str, time_of_row: str, page: Page
+    connection: Connection, what: str, time_of_row: str, page: Page, tenant: str | None
 ) -> tuple[datetime, int] | None:
     """Return the position of the previous page's last row in a list by time. Its row never changes."""
     if page.after_id is None:
         return None
-    time = await connection.fetchval(time_of_row, page.after_id)
+    time = await connection.fetchval(time_of_row, page.after_id, tenant)
     if time is None:
         raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: {what} {page.after_id} does not exist")
     return time, page.after_id
@@ -317,7 +555,12 @@ async def _time_mark(
 
 def _with_health(row: Row) -> Row:
     health = {name: row.pop(name) for name in _HEALTH}
-    return row | {"health": health}
+    return _decoded(row, "filter") | {"health": health}
+
+
+def _decoded(row: Row, name: str) -> Row:
+    """Decode a column of type jsonb."""
+    return row | {name: msgspec.json.decode(row[name])}
 
 
 class Waiting(NamedTuple):

@@ -4,6 +4,7 @@ Calls schema/deliveries/routing.sql. Woken by EVENTS; wakes SAGAS with the subsc
 """
 
 import asyncio
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from webhookd.context import Context
@@ -36,6 +37,48 @@ async def route(
         max_sagas,
     )
     return Routed(*row)
+
+
+class Replay(NamedTuple):
+    """Which past events a subscription gets, and since when the replay runs."""
+
+    subscription_id: int
+    since: datetime
+    until: datetime
+    event_types: list[str] | None
+    include_all: bool
+    started_at: datetime
+
+
+class Replayed(NamedTuple):
+    """One batch of a replay."""
+
+    examined: int
+    matched: int
+    created: int
+    last_event_id: int
+
+
+async def replay(
+    connection: Connection,
+    what: Replay,
+    after_event_id: int,
+    batch_size: int,
+    *,
+    dry_run: bool,
+    tenant: str | None = None,
+) -> Replayed:
+    """Replay one batch; continue after `last_event_id` until `examined` is less than the batch size."""
+    row = await fetch_one(
+        connection,
+        "select * from webhookd.replay_events($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        *what,
+        after_event_id,
+        batch_size,
+        dry_run,
+        tenant,
+    )
+    return Replayed(*row)
 
 
 class ShortPath(Protocol):

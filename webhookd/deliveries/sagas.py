@@ -151,6 +151,27 @@ async def dead_letter_exhausted(
     return SweptSagas(row["last_saga_id"], [transition_of(dead) for dead in row["dead_lettered"]])
 
 
+class Resent(NamedTuple):
+    """The delivery that repeats a finished one; `created` is false if it existed already."""
+
+    saga_id: int
+    subscription_id: int
+    created: bool
+
+
+async def resend(connection: Connection, saga_id: int, tenant: str | None = None) -> Resent:
+    """Create a delivery that repeats a finished one. With a tenant, those of others do not exist."""
+    query = "select * from webhookd.resend_delivery($1, $2)"
+    return Resent(*await fetch_one(connection, query, saga_id, tenant))
+
+
+async def retry(connection: Connection, saga_id: int, tenant: str | None = None) -> int:
+    """Make a waiting retry due now; returns its subscription."""
+    query = "select subscription_id from webhookd.retry_delivery($1, $2)"
+    subscription_id: int = (await fetch_one(connection, query, saga_id, tenant))[0]
+    return subscription_id
+
+
 def transition_of(row: asyncpg.Record) -> Transition:
     """Read a webhookd.saga_transition."""
     status = row["status"]

@@ -48,9 +48,9 @@ _ROUTE = "select * from webhookd.deliver_now($1, 0, $2, $3, $4, $5, $6, $7, $8, 
 _PUBLISH = """
     select p.*, d.*
     from (select array_agg(p.id), array_agg(p.created_at), array_agg(p.duplicate)
-          from (select set_config('lock_timeout', $15, true) is not null as bounded) b
+          from (select set_config('lock_timeout', $17, true) is not null as bounded) b
           cross join lateral webhookd.publish_many(
-              case when b.bounded then $11::text[] end, $12, $13, $14) p) p (ids, times, duplicates)
+              case when b.bounded then $11::text[] end, $12, $13, $14, $15, $16) p) p (ids, times, duplicates)
     cross join lateral webhookd.deliver_now(
         $1, p.ids[1], $2, $3, $4, $5, $6, $7, $8, $9, $10) d
 """

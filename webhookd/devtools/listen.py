@@ -1,7 +1,7 @@
 """`webhookd listen`: a receiver on this machine that subscribes itself, verifies each request and shows it.
 
-A receiver finds its own subscription again by URL and description, so there is one row for each URL and event
-type however often it starts. A secret is shown only once, so each start rotates it.
+A receiver finds its own subscription again by URL and description, so there is one for each URL and tenant
+however often it starts. A secret is shown only once, so each start rotates it.
 """
 
 import asyncio
@@ -10,11 +10,15 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from urllib.parse import urlsplit
 
+import aiohttp
 import click
 import msgspec
 from rich.highlighter import JSONHighlighter
@@ -44,8 +48,13 @@ SECRET_VARIABLE = "WEBHOOKD_SECRET"  # noqa: S105  the name of the variable, not
 DESCRIPTION = "webhookd listen"
 # A person waits for the retry; the daemon's default delay is meant for endpoints that are down.
 BASE_DELAY_SECONDS = 1.0
-# Subscriptions of one event type to search; if there are more, a new one is created.
+# Subscriptions to this URL to search; if there are more, a new one is created.
 MAX_SEARCHED = 5000
+# Of the application that `--forward` names.
+FORWARD_TIMEOUT_SECONDS = 30.0
+MAX_FORWARDED_ANSWER_BYTES = 64 * 1024
+# Headers of a connection, not of a message.
+HOP_HEADERS = frozenset({"connection", "content-length", "host", "keep-alive", "te", "transfer-encoding"})
 # Limits of the text form; --json shows the whole payload.
 MAX_SHOWN_LINES = 30
 MAX_SHOWN_CHARACTERS = 3000
@@ -69,6 +78,20 @@ class Options:
     delay_seconds: float
     keep: bool
     as_json: bool
+    tenant: str | None
+    forward_url: str | None
+
+
+def http_url(text: str) -> str:
+    """Parse the URL of an application."""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise click.BadParameter(f"{escaped(text)} is not an http:// or https:// address")
+    return text
 
 
 def _refuse_secret(_: click.Context, __: click.Parameter, value: str | None) -> None:
@@ -81,7 +104,11 @@ def _refuse_secret(_: click.Context, __: click.Parameter, value: str | None) -> 
 
 @click.command(
     "listen",
-    epilog=example("webhookd listen order.created", "webhookd listen order.created --fail 2 --status 503"),
+    epilog=example(
+        "webhookd listen order.created",
+        "webhookd listen 'order.*' invoice.paid --forward http://127.0.0.1:8000/hook",
+        "webhookd listen order.created --fail 2 --status 503",
+    ),
 )
 @click.argument("event_types", metavar="[EVENT_TYPE]...", nargs=-1)
 @click.option(
@@ -119,7 +146,15 @@ def _refuse_secret(_: click.Context, __: click.Parameter, value: str | None) -> 
     help=f"Additional secrets to verify with, one per line; - is stdin (default: ${SECRET_VARIABLE}).",
 )
 @click.option("--secret", hidden=True, expose_value=False, callback=_refuse_secret)
-@click.option("--keep", is_flag=True, help="Leave the subscriptions active at the end.")
+@click.option("--tenant", help="Subscribe to the events of this tenant.")
+@click.option(
+    "--forward",
+    "forward_url",
+    metavar="URL",
+    type=http_url,
+    help="Pass each verified webhook on to this application, and answer what it answers.",
+)
+@click.option("--keep", is_flag=True, help="Leave the subscription enabled at the end.")
 @json_option
 @asks_daemon
 def command(
@@ -130,16 +165,18 @@ def command(
     status: int | None,
     delay_seconds: float,
     secret_file: str | None,
+    tenant: str | None,
+    forward_url: str | None,
     *,
     keep: bool,
     as_json: bool,
 ) -> None:
     """Receive webhooks on this machine over HTTPS, and show them.
 
-    With event types, it subscribes to them at the daemon, which must run as `webhookd serve --local`, and
-    verifies every signature. Ctrl-C stops it and pauses its subscriptions. The next `listen` on the same port
-    resumes them with new secrets, and receives the deliveries that are still pending. Retries come after
-    1, 2, 4 … seconds.
+    With event types or patterns, it subscribes to them at the daemon, which must run as `webhookd serve
+    --local`, and verifies every signature. Ctrl-C stops it and disables its subscription. The next `listen`
+    on the same port enables it with a new secret, and receives the deliveries that are still pending. Retries
+    come after 1, 2, 4 … seconds.
 
     Without event types, it only receives: it shows every request to the URL that it prints.
     """
@@ -150,7 +187,8 @@ def command(
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     secrets = _secrets(secret_file)
     received = ReceivedWebhooks(bool(event_types or secrets), secrets, failures, status)
-    options = Options(tuple(dict.fromkeys(event_types)), port, delay_seconds, keep, as_json)
+    types = tuple(dict.fromkeys(event_types))
+    options = Options(types, port, delay_seconds, keep, as_json, tenant, forward_url)
     config_path = click.get_current_context().find_object(Path)
     certificate = LocalCertificate.in_folder(data_dir(load_settings(config_path, os.environ)))
     if not asyncio.run(_listen(options, client, certificate, received)):
@@ -160,7 +198,7 @@ def command(
 async def _listen(
     options: Options, client: Client, certificate: LocalCertificate, received: ReceivedWebhooks
 ) -> bool:
-    """Receive until a signal arrives. Returns whether all subscriptions were ready by then."""
+    """Receive until a signal arrives. Returns whether the subscription was ready by then."""
     stopping = _stop_on_signal()
 
     def show(arrival: Arrival) -> None:
@@ -173,21 +211,53 @@ async def _listen(
             stopping.set()  # the reader of stdout has gone
 
     tls = certificate.server_tls()
-    async with receiving(options.port, tls, received, show, options.delay_seconds) as url:
+    async with AsyncExitStack() as stack:
+        forward = None
+        if options.forward_url is not None:
+            forward = (await stack.enter_async_context(Forwarder(options.forward_url))).forward
+        receiver = receiving(options.port, tls, received, show, options.delay_seconds, forward)
+        url = await stack.enter_async_context(receiver)
         _say(f"Listening on {url} (Ctrl-C stops)")
-        subscriber = Subscriber(client, url, received.secrets)
+        subscriber = Subscriber(client, url, received.secrets, options.tenant)
         try:
-            # Each request has its own timeout, so a signal does not wait long.
-            for event_type in options.event_types:
-                if stopping.is_set():
-                    return False
-                await subscriber.subscribe(event_type)
-            _say_next_step(options.event_types, received, certificate)
+            if options.event_types:
+                await subscriber.subscribe(options.event_types)
+            if stopping.is_set():
+                return False
+            _say_next_step(options, received, certificate)
             await stopping.wait()
         finally:
-            if subscriber.subscription_ids and not options.keep:
-                await subscriber.pause()
+            if subscriber.subscription_id is not None and not options.keep:
+                await subscriber.disable()
     return True
+
+
+class Forwarder:
+    """Passes webhooks on to an application on this machine."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=FORWARD_TIMEOUT_SECONDS), auto_decompress=False
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def forward(self, arrival: Arrival) -> tuple[int, bytes]:
+        """Send the request as it came, and return the answer; 502, so that it is retried, if that fails."""
+        headers = {name: value for name, value in arrival.headers.items() if name not in HOP_HEADERS}
+        try:
+            async with self._session.post(
+                self._url, data=arrival.body, headers=headers, allow_redirects=False
+            ) as response:
+                return response.status, await response.content.read(MAX_FORWARDED_ANSWER_BYTES)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            _say(f"cannot forward to {self._url}: {str(error) or type(error).__name__}")
+            return HTTPStatus.BAD_GATEWAY, b""
 
 
 def _stop_on_signal() -> asyncio.Event:
@@ -204,13 +274,13 @@ def _stop_on_signal() -> asyncio.Event:
     return stopping
 
 
-def _say_next_step(
-    event_types: Sequence[str], received: ReceivedWebhooks, certificate: LocalCertificate
-) -> None:
-    if event_types:
-        publishable = [it for it in event_types if not it.startswith(RESERVED)]
+def _say_next_step(options: Options, received: ReceivedWebhooks, certificate: LocalCertificate) -> None:
+    if options.event_types:
+        publishable = [it for it in options.event_types if not it.startswith(RESERVED)]
         if publishable:
-            _say(f"Next, in another terminal: webhookd publish {publishable[0]} '{{\"order\": 7}}'")
+            event_type = publishable[0].replace("*", "test")
+            tenant = f" --tenant {options.tenant}" if options.tenant else ""
+            _say(f"Next, in another terminal: webhookd publish {event_type} '{{\"order\": 7}}'{tenant}")
         else:
             _say("Next, in another terminal: webhookd jobs enqueue greet")
             queue = f"The job queue publishes {RESERVED}… events"
@@ -239,52 +309,60 @@ def _secrets(file: str | None) -> list[str]:
 
 @dataclass
 class Subscriber:
-    """Subscribes one URL, and remembers which subscriptions to pause at the end."""
+    """Subscribes one URL, and remembers which subscription to disable at the end."""
 
     client: Client
     url: str
     secrets: list[str]  # of the receiver, which verifies the challenge too
-    subscription_ids: list[int] = field(default_factory=list)
+    tenant: str | None = None
+    subscription_id: int | None = None
 
-    async def subscribe(self, event_type: str) -> None:
-        """Create a subscription or reuse our earlier one; then verify and activate it."""
-        found = await self._find(event_type)
-        if found is None:
+    async def subscribe(self, event_types: Sequence[str]) -> None:
+        """Create a subscription or reuse our earlier one; then verify and enable it."""
+        self.subscription_id = await self._find()
+        if self.subscription_id is None:
             request = {
-                "event_type": event_type,
+                "event_types": event_types,
                 "callback_url": self.url,
                 "base_delay_seconds": BASE_DELAY_SECONDS,
                 "description": DESCRIPTION,
             }
-            answer = await self._post("/v1/subscriptions", request)
-            self.subscription_ids.append(answer["id"])
+            answer = await self._post(
+                "/v1/subscriptions", request | ({"tenant": self.tenant} if self.tenant else {})
+            )
+            self.subscription_id = answer["id"]
         else:
-            self.subscription_ids.append(found)
-            answer = await self._post(f"/v1/subscriptions/{found}/rotate-secret")
+            answer = await self._post(f"{self._path}/rotate-secret")
         self.secrets.append(answer["secret"])
-        subscription = f"/v1/subscriptions/{self.subscription_ids[-1]}"
-        await self._post(f"{subscription}/verify")
-        await self.client.request("PATCH", subscription, {"active": True})
-        _say(f"Subscribed to {event_type}: {_named(self.subscription_ids[-1:])}, verified")
+        await self._post(f"{self._path}/verify")
+        changes = {"event_types": event_types, "active": True, "paused": False}
+        await self.client.request("PATCH", self._path, changes)
+        _say(f"Subscribed to {', '.join(event_types)}: subscription {self.subscription_id}, verified")
 
-    async def pause(self) -> None:
-        """Pause all subscriptions, so that no delivery fails while nothing receives it."""
-        failed, reason = [], ""
-        for subscription_id in self.subscription_ids:
-            try:
-                await self.client.request("PATCH", f"/v1/subscriptions/{subscription_id}", {"active": False})
-            except WebhookdError as error:
-                failed.append(subscription_id)
-                reason = str(error)
-        if failed:
-            raise ServiceUnavailable(f"{_named(failed)} could not be paused: {reason}")
-        _say(f"Paused {_named(self.subscription_ids)}. `listen` on the same port resumes.")
+    async def disable(self) -> None:
+        """Disable the subscription, so that no delivery fails while nothing receives it."""
+        try:
+            await self.client.request("PATCH", self._path, {"active": False})
+        except WebhookdError as error:
+            raise ServiceUnavailable(
+                f"subscription {self.subscription_id} could not be disabled: {error}"
+            ) from error
+        _say(f"Disabled subscription {self.subscription_id}. `listen` on the same port enables it.")
 
-    async def _find(self, event_type: str) -> int | None:
-        async for page in self.client.pages("/v1/subscriptions", {"event_type": event_type}, MAX_SEARCHED):
+    @property
+    def _path(self) -> str:
+        return f"/v1/subscriptions/{self.subscription_id}"
+
+    async def _find(self) -> int | None:
+        query = {"search": self.url} | ({"tenant": self.tenant} if self.tenant else {})
+        async for page in self.client.pages("/v1/subscriptions", query, MAX_SEARCHED):
             for row in page:
                 found = msgspec.json.decode(row, type=dict[str, Any])
-                if found["callback_url"] == self.url and found["description"] == DESCRIPTION:
+                if (found["callback_url"], found["description"], found["tenant"]) == (
+                    self.url,
+                    DESCRIPTION,
+                    self.tenant or "",
+                ):
                     return int(found["id"])
         return None
 
@@ -308,10 +386,6 @@ def _explained(refused: RequestRefused) -> WebhookdError:
             f"the daemon cannot reach 127.0.0.1 of this machine: does it run on another one? ({refused})"
         )
     return refused
-
-
-def _named(subscription_ids: Sequence[int]) -> str:
-    return f"subscription {', '.join(map(str, subscription_ids))}"
 
 
 def _say(line: str) -> None:

@@ -9,11 +9,12 @@ import os
 import socket
 import ssl
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
+from typing import TypeAlias
 
 import anyio
 import msgspec
@@ -51,6 +52,10 @@ class Arrival:
     def accepted(self) -> bool:
         """Whether the daemon counts it as delivered."""
         return self.status in SUCCESS
+
+
+# Passes an arrival on, and returns the status and the body of the answer.
+Forward: TypeAlias = Callable[[Arrival], Awaitable[tuple[int, bytes]]]
 
 
 @dataclass(slots=True)
@@ -105,6 +110,10 @@ class ReceivedWebhooks:
             challenge=challenge,
         )
 
+    def take_back(self, arrival: Arrival) -> None:
+        """Forget that a message was accepted: the application that it was forwarded to failed."""
+        self._message(arrival.headers.get("webhook-id", "")).accepted = False
+
     def _message(self, message_id: str) -> _Message:
         """The earlier requests of this message. A message without an id is always new."""
         if not message_id:
@@ -123,8 +132,12 @@ async def receiving(
     received: ReceivedWebhooks,
     on_arrival: Callable[[Arrival], None],
     delay_seconds: float = 0.0,
+    forward: Forward | None = None,
 ) -> AsyncIterator[str]:
-    """Receive on this port, or on a free one if it is 0, until the block ends. Yields the URL."""
+    """Receive on this port, or on a free one if it is 0, until the block ends. Yields the URL.
+
+    With `forward`, it decides the answer to what was accepted.
+    """
 
     async def handle(request: web.Request) -> web.Response:
         try:
@@ -134,9 +147,14 @@ async def receiving(
             raise web.HTTPRequestTimeout from error
         headers = {name.lower(): value for name, value in request.headers.items()}
         arrival = received.receive(request.method, request.path_qs, headers, body, datetime.now(UTC))
+        answer = b"" if arrival.challenge is None else msgspec.json.encode({"challenge": arrival.challenge})
+        if forward is not None and arrival.accepted and arrival.challenge is None:
+            status, answer = await forward(arrival)
+            arrival = replace(arrival, status=status)
+            if not arrival.accepted:
+                received.take_back(arrival)
         on_arrival(arrival)
         await asyncio.sleep(delay_seconds)
-        answer = b"" if arrival.challenge is None else msgspec.json.encode({"challenge": arrival.challenge})
         return web.Response(status=arrival.status, body=answer, content_type="application/json")
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Callable
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -16,9 +17,23 @@ from webhookd.core.settings import Scope, Settings, Token
 from webhookd.http.responses import Problem
 
 ACTOR = "actor"  # the request's key for the token's name
+TENANT = "tenant"  # the request's key for the tenant that the token is bound to, or None
 ANONYMOUS = "api"  # the actor where no token is required
 
 _SCHEME = "bearer "
+
+
+class Caller(NamedTuple):
+    """Who sent a request: the name of the token, and the tenant that it is bound to."""
+
+    name: str
+    tenant: str | None = None
+
+
+def tenant_of(request: web.Request) -> str | None:
+    """Return the tenant whose rows the request may see; None: all rows."""
+    tenant: str | None = request[TENANT]
+    return tenant
 
 
 class Auth:
@@ -28,8 +43,8 @@ class Auth:
         self._settings = settings
         self._on_loopback = on_loopback
 
-    def require(self, request: web.Request, scope: Scope) -> str:
-        """Return the name of the request's token, or raise a Problem."""
+    def require(self, request: web.Request, scope: Scope, *, for_tenants: bool) -> Caller:
+        """Return who sent the request, or raise a Problem. `for_tenants`: its token may be bound to one."""
         tokens = self._settings().api.tokens
         if not tokens and self._on_loopback:
             if not _is_local(request):
@@ -40,7 +55,7 @@ class Auth:
                     "address, from the same origin",
                     close=True,
                 )
-            return ANONYMOUS
+            return Caller(ANONYMOUS)
         token = _matching(tokens, request.headers.getall("Authorization", []))
         if token is None:
             raise Problem(
@@ -52,8 +67,10 @@ class Auth:
             )
         if scope not in token.scopes:
             raise Problem(403, "forbidden", f"this token does not have the scope {scope}", close=True)
+        if token.tenant is not None and not for_tenants:
+            raise Problem(403, "forbidden", "a token that is bound to a tenant cannot use this", close=True)
         name = token.name.strip()
-        return name if name and name.isprintable() else ANONYMOUS
+        return Caller(name if name and name.isprintable() else ANONYMOUS, token.tenant)
 
 
 def _matching(tokens: tuple[Token, ...], given: list[str]) -> Token | None:

@@ -13,6 +13,50 @@ EventType: TypeAlias = Annotated[
     str,
     Meta(max_length=limits.MAX_EVENT_TYPE_CHARACTERS, pattern=limits.EVENT_TYPE, examples=["order.created"]),
 ]
+EventPattern: TypeAlias = Annotated[
+    str,
+    Meta(max_length=limits.MAX_EVENT_TYPE_CHARACTERS, pattern=limits.EVENT_PATTERN, examples=["order.*"]),
+]
+EventTypes: TypeAlias = Annotated[
+    list[EventPattern],
+    Meta(
+        min_length=1,
+        max_length=limits.MAX_EVENT_TYPES,
+        description="event types, or patterns: `order.*` is every type that begins with `order.`, `*` is "
+        "every type",
+        examples=[["order.created", "invoice.*"]],
+    ),
+]
+Tenant: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=limits.MAX_TENANT_CHARACTERS,
+        pattern=limits.TENANT,
+        examples=["acme"],
+        description="a customer of yours. Its events reach only its own subscriptions",
+    ),
+]
+# Of a row that has no tenant, it is the empty text.
+TenantOrNone: TypeAlias = Annotated[
+    str, Meta(max_length=limits.MAX_TENANT_CHARACTERS, examples=["acme"], description="empty: no tenant")
+]
+_LabelText: TypeAlias = Annotated[str, Meta(max_length=limits.MAX_LABEL_CHARACTERS, pattern=limits.FREE_TEXT)]
+Labels: TypeAlias = Annotated[
+    dict[Annotated[_LabelText, Meta(min_length=1)], _LabelText],
+    Meta(
+        max_length=limits.MAX_LABELS,
+        examples=[{"region": "eu"}],
+        description="texts that filters of subscriptions, and searches, can ask for",
+    ),
+]
+Filter: TypeAlias = Annotated[
+    dict[Annotated[_LabelText, Meta(min_length=1)], _LabelText],
+    Meta(
+        max_length=limits.MAX_LABELS,
+        examples=[{"region": "eu"}],
+        description="only events that have all these labels are routed",
+    ),
+]
 IdempotencyKey: TypeAlias = Annotated[
     str,
     Meta(
@@ -20,7 +64,7 @@ IdempotencyKey: TypeAlias = Annotated[
         max_length=limits.MAX_KEY_CHARACTERS,
         pattern=limits.LABEL,
         examples=["order-7-created"],
-        description="a key stores one event, however often it is sent",
+        description="a key stores one event of a tenant, however often it is sent",
     ),
 ]
 # The same key in a header, which reliably carries only visible ASCII.

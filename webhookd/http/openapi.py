@@ -169,6 +169,8 @@ def parameters_of(route: Route, schemas: Schemas) -> Iterable[Schema]:
 
 def responses_of(route: Route, schemas: Schemas) -> Schema:
     """Return the responses that are not problems, by status."""
+    if route.response is None:
+        return {str(route.status): {"description": HTTPStatus(route.status).phrase}}
     content = _content(schemas.of(route.response), schemas)
     default = {"description": HTTPStatus(route.status).phrase, "content": {route.media_type: content}}
     others = {

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from webhookd.core.limits import DEFAULT_PAGE_SIZE, MAX_ID, MAX_ID_DIGITS, MAX_KEY_CHARACTERS, MAX_PAGE_SIZE
 from webhookd.db.paging import Page
+from webhookd.http.auth import tenant_of
 from webhookd.http.fields import Id, IdempotencyKey
 from webhookd.http.responses import Problem, invalid
 
@@ -117,18 +118,35 @@ def read_query(request: web.Request, kind: type[Value]) -> Value:
     """Read the query as `kind`. Unknown and repeated parameters are rejected."""
     if len(request.query) != len(set(request.query)):
         raise invalid("a parameter is given twice", "invalid_parameter")
-    try:
-        value = msgspec.convert(dict(request.query), kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid(str(error), "invalid_parameter") from error
+    parameters: dict[str, Any] = {}
     for name, text in request.query.items():
-        # Without `strict` msgspec reads a number as seconds since 1970.
-        if isinstance(getattr(value, name), datetime) and ":" not in text:
-            raise invalid(f"{name} must be a time as in RFC 3339", "invalid_parameter")
         # A surrogate or a null character is not text.
         if "\0" in text or text != text.encode(errors="ignore").decode():
             raise invalid("a parameter contains characters that are not text", "invalid_parameter")
+        group, dot, member = name.partition(".")
+        if dot and isinstance(parameters.setdefault(group, {}), dict):
+            parameters[group][member] = text  # label.region=eu is {"label": {"region": "eu"}}
+        else:
+            parameters[name] = text
+    try:
+        value = msgspec.convert(parameters, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error), "invalid_parameter") from error
+    for name, text in parameters.items():
+        # Without `strict` msgspec reads a number as seconds since 1970.
+        if isinstance(getattr(value, name), datetime) and ":" not in text:
+            raise invalid(f"{name} must be a time as in RFC 3339", "invalid_parameter")
     return value
+
+
+def own_filters(request: web.Request, query: Paged) -> dict[str, Any]:
+    """Return the filters of a list, with the tenant that the token is bound to."""
+    filters, tenant = query.filters, tenant_of(request)
+    if tenant is None:
+        return filters
+    if filters.setdefault("tenant", tenant) != tenant:
+        raise Problem(404, "not_found", "no such tenant")
+    return filters
 
 
 def path_id(request: web.Request, what: str) -> int:

@@ -163,6 +163,10 @@ def of_refusal(refused: Refused, *, of_query: bool) -> Problem:  # noqa: PLR0911
             return Problem(409, "subscription_held", detail)
         case Refusal.VERIFICATION_STALE:
             return Problem(409, "verification_stale", detail)
+        case Refusal.WRONG_STATUS:
+            return Problem(409, "wrong_status", detail)
+        case Refusal.LIMIT_REACHED:
+            return Problem(409, "limit_reached", detail)
         case Refusal.ROLE_NOT_OURS:
             return internal()
         case never:

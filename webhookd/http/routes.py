@@ -18,7 +18,7 @@ from webhookd.core.errors import DatabaseUnavailable
 from webhookd.core.settings import Scope
 from webhookd.db.connection import Connection
 from webhookd.db.pool import Pool
-from webhookd.http.fields import Id, Uuid
+from webhookd.http.fields import Id, Tenant, Uuid
 
 Result = TypeVar("Result")
 Inputs = ParamSpec("Inputs")
@@ -85,6 +85,8 @@ HTML = "text/html"
 _ID = "{id:[0-9]+}"
 # The id of a job or a workflow; `path_uuid` parses it.
 UUID_ID = "{id:[0-9a-fA-F-]{36}}"
+# The name of a tenant; `path_tenant` returns it.
+TENANT_ID = "{id:[A-Za-z0-9._:-]{1,100}}"
 
 # The problems of every route with a body.
 _BODY_PROBLEMS: tuple[ProblemCode, ...] = (
@@ -120,7 +122,7 @@ class Route:
     scope: Scope | None
     handler: Handler
     summary: str
-    response: Any  # a type
+    response: Any  # a type, or None if it has no body
     status: int = 200
     description: str = ""
     media_type: str = JSON
@@ -132,11 +134,12 @@ class Route:
     empty_responses: Mapping[int, str] = field(default_factory=dict)  # without a body
     own_problems: tuple[ProblemCode, ...] = ()
     uses_database: bool = True
+    for_tenants: bool = False  # whether it accepts a token that is bound to a tenant
 
     @property
     def template(self) -> str:
         """The path in OpenAPI's notation."""
-        return self.path.replace(_ID, "{id}").replace(UUID_ID, "{id}")
+        return self.path.replace(_ID, "{id}").replace(UUID_ID, "{id}").replace(TENANT_ID, "{id}")
 
     @property
     def has_id(self) -> bool:
@@ -144,6 +147,8 @@ class Route:
 
     @property
     def id_type(self) -> Any:
+        if TENANT_ID in self.path:
+            return Tenant
         return Uuid if UUID_ID in self.path else Id
 
     @property

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from webhookd.core.errors import CannotListen, DatabaseUnavailable, Refused
 from webhookd.core.settings import Settings, host_and_port
-from webhookd.http.auth import ACTOR, Auth
+from webhookd.http.auth import ACTOR, TENANT, Auth
 from webhookd.http.pages import problem_page
 from webhookd.http.requests import CONTINUE
 from webhookd.http.responses import Problem, internal, invalid, of_http, of_refusal, unavailable
@@ -117,7 +117,8 @@ class Site:
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             try:
-                request[ACTOR] = self._auth.require(request, scope)
+                caller = self._auth.require(request, scope, for_tenants=route.for_tenants)
+                request[ACTOR], request[TENANT] = caller
             except Problem as problem:
                 if route.media_type != HTML:
                     raise

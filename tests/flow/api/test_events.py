@@ -85,7 +85,15 @@ async def test_events_are_listed_in_pages(api: Client) -> None:
     assert await api.pages("/v1/events?event_type=type_1", limit=2) == [[ids[5], ids[3]], [ids[1]]]
     await api.event(idempotency_key="k", correlation_id="c")
     [found] = (await api.get("/v1/events?idempotency_key=k")).body["items"]
-    assert set(found) == {"id", "event_type", "created_at", "idempotency_key", "correlation_id"}
+    assert set(found) == {
+        "id",
+        "event_type",
+        "created_at",
+        "idempotency_key",
+        "correlation_id",
+        "tenant",
+        "labels",
+    }
     assert (found["idempotency_key"], found["correlation_id"]) == ("k", "c")
     assert (await api.get("/v1/events?limit=1&cursor=1")).body == {"items": [], "next_cursor": None}
 

@@ -114,7 +114,15 @@ async def test_invalid_urls_headers_and_policies_are_rejected(api: Client, flow:
         ({"description": "d" * 501}, "invalid_request"),
         ({"description": "a\0"}, "invalid_request"),
         ({"verified": True}, "unknown_field"),
-        ({"secret": "whsec_x"}, "unknown_field"),
+        ({"event_types": []}, "invalid_request"),
+        ({"event_types": ["a"] * 101}, "invalid_request"),
+        *(({"event_types": [pattern]}, "invalid_request") for pattern in ("a.*.b", "**", "a*", "")),
+        ({"filter": {"x": "v" * 101}}, "invalid_request"),
+        ({"filter": {"": "v"}}, "invalid_request"),
+        ({"filter": {f"l{number}": "" for number in range(21)}}, "invalid_request"),
+        ({"format": "xml"}, "invalid_request"),
+        ({"max_per_second": 0}, "invalid_request"),
+        ({"paused": None}, "invalid_request"),
     ]
     made = (await api.post("/v1/subscriptions", good)).body
     made.pop("secret")
@@ -126,14 +134,20 @@ async def test_invalid_urls_headers_and_policies_are_rejected(api: Client, flow:
     for fields in ({"active": None}, {"active": 1}):
         answer = await api.patch(f"/v1/subscriptions/{made['id']}", fields)
         assert answer.problem == (422, "invalid_request"), fields
-    answer = await api.patch(f"/v1/subscriptions/{made['id']}", {"event_type": "b"})
-    assert answer.problem == (422, "unknown_field")
+    answer = await api.post("/v1/subscriptions", good | {"secret": "whsec_x"})
+    assert answer.problem == (422, "invalid_request")
+    for fields in ({"tenant": "a b"}, {"tenant": ""}, {"event_types": ["other", "a"]}):
+        answer = await api.post("/v1/subscriptions", good | fields)
+        assert answer.problem == (422, "invalid_request"), fields
+    for fields in ({"secret": "whsec_x"}, {"tenant": "b"}, {"deleted_at": None}):
+        answer = await api.patch(f"/v1/subscriptions/{made['id']}", fields)
+        assert answer.problem == (422, "unknown_field"), fields
     assert (await api.get(f"/v1/subscriptions/{made['id']}")).body == made
     assert await flow.daemon.fetchval("select count(*) from webhookd.subscriptions") == 1
 
 
 async def test_patch_changes_only_the_given_fields(api: Client, endpoint: Endpoint, flow: Flow) -> None:
-    """Policy, headers and `active` change; null removes an override; a new address is not verified."""
+    """Policy, headers and `active` change; null removes an override; a new address waits."""
     made = await api.subscribe(endpoint, max_attempts=3)
     path = f"/v1/subscriptions/{made['id']}"
     changed = await api.patch(path, {"max_attempts": None, "base_delay_seconds": 1.5, "active": False})
@@ -147,7 +161,11 @@ async def test_patch_changes_only_the_given_fields(api: Client, endpoint: Endpoi
     request = (await endpoint.received(2))[-1]
     assert request.headers["x-key"] == "k"
     moved = await api.patch(path, {"callback_url": endpoint.url("/moved")})
-    assert (moved.body["active"], moved.body["verified"]) == (True, False)
+    assert (moved.body["active"], moved.body["verified"]) == (True, True)
+    assert (moved.body["callback_url"], moved.body["pending_callback_url"]) == (
+        made["callback_url"],
+        endpoint.url("/moved"),
+    )
     await until(flow.daemon, "select not exists (select from webhookd.event_routing_queue)")
 
 

@@ -186,7 +186,7 @@ async def test_fail_option_causes_retries(serve_local: ServeLocal, make_listener
 
 
 async def test_several_event_types(serve_local: ServeLocal, make_listener: MakeListener) -> None:
-    """Each type gets one subscription with its own secret. --keep leaves them active."""
+    """One subscription for all of them. --keep leaves it enabled."""
     api = await serve_local()
     listener = make_listener(api.daemon)
     await listener.start(EVENT_TYPE, "user.left", EVENT_TYPE, "--port=0", "--json", "--keep")
@@ -199,7 +199,8 @@ async def test_several_event_types(serve_local: ServeLocal, make_listener: MakeL
     }
     listener.interrupt()
     assert await listener.ended() == 0
-    assert [row["active"] for row in await subscriptions(api)] == [True, True]
+    [row] = await subscriptions(api)
+    assert (row["active"], row["event_types"]) == (True, [EVENT_TYPE, "user.left"])
 
 
 async def test_reload_keeps_local(serve_local: ServeLocal, make_listener: MakeListener) -> None:
@@ -229,7 +230,7 @@ async def test_daemon_without_local_is_explained(
 async def test_daemon_with_another_certificate_is_explained(
     make_daemon: MakeDaemon, make_listener: MakeListener
 ) -> None:
-    """It may connect to this machine but does not trust the receiver; the subscription is paused again."""
+    """It may connect to this machine but does not trust the receiver; the subscription is disabled again."""
     daemon = await make_daemon(delivery={"ca_file": ""}).start()
     listener = make_listener(daemon)
     listener.launch(EVENT_TYPE, "--port=0")
@@ -242,13 +243,13 @@ async def test_daemon_with_another_certificate_is_explained(
 async def test_stopped_daemon_is_reported_at_the_end(
     serve_local: ServeLocal, make_listener: MakeListener
 ) -> None:
-    """With the subscription that could not be paused."""
+    """With the subscription that could not be disabled."""
     api = await serve_local()
     listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0")
     api.daemon.stop()
     listener.interrupt()
     assert await listener.ended() == 69
-    assert "subscription 1 could not be paused" in refusal(listener)
+    assert "subscription 1 could not be disabled" in refusal(listener)
 
 
 async def test_missing_daemon_is_explained(make_listener: MakeListener) -> None:

@@ -33,13 +33,20 @@ async def test_life_of_a_subscription(cli: Shell, endpoint: Endpoint) -> None:
 
     assert (await cli.done("subscriptions", "pause", "1")).out == "subscription 1 is paused\n"
     [row] = (await cli.done("subscriptions", "list", "--paused", "--json")).documents
-    assert (row["active"], row["max_attempts"]) == (False, 3)
-    assert (await cli.done("subscriptions", "list", "--active")).out == ""
-    await cli.done("subscriptions", "resume", "1")
+    assert (row["active"], row["paused"], row["max_attempts"]) == (True, True, 3)
+    assert (await cli.done("subscriptions", "list", "--not-paused")).out == ""
+    assert (await cli.done("subscriptions", "disable", "1")).out == "subscription 1 is disabled\n"
+    resumed = await cli.done("subscriptions", "resume", "1")
+    assert resumed.out == "subscription 1 is disabled: webhookd subscriptions enable 1\n"
+    assert (await cli.done("subscriptions", "enable", "1")).out == "subscription 1 is active\n"
     changed = ("subscriptions", "change", "1", "--callback-url", endpoint.url("/new"), "--default-policy")
     [row] = (await cli.done(*changed, "--json")).documents
-    assert (row["verified"], row["max_attempts"]) == (False, None)
-    assert "is active, but not verified" in (await cli.done("subscriptions", "resume", "1")).out
+    assert (row["verified"], row["pending_callback_url"], row["max_attempts"]) == (
+        True,
+        endpoint.url("/new"),
+        None,
+    )
+    assert "not verified" in (await cli.done("subscriptions", "show", "1")).out
     assert (await cli.run("subscriptions", "change", "1")).exit_code == 2
 
 

@@ -164,6 +164,18 @@ async def test_reload_changes_the_shutdown_grace_period(
     assert await daemon.ended() == 0
 
 
+@swaps("subscriptions.verification_methods")
+async def test_reload_allows_another_verification_method(make_api: MakeApi, endpoint: Endpoint) -> None:
+    """A ping is rejected before the reload, and verifies after it."""
+    api = await make_api()
+    await api.post("/v1/subscriptions", {"event_type": "a", "callback_url": endpoint.url("/hook")})
+    ping = {"method": "ping"}
+    assert (await api.post("/v1/subscriptions/1/verify", ping)).status == 422
+    api.daemon.configure(subscriptions={"verification_methods": ["challenge", "ping"]})
+    assert await api.daemon.reload()
+    assert (await api.post("/v1/subscriptions/1/verify", ping)).status == 200
+
+
 @swaps("api.max_payload_bytes", "subscriptions.secret_overlap_seconds")
 async def test_reload_changes_payload_limit_and_secret_overlap(make_api: MakeApi, endpoint: Endpoint) -> None:
     """A body that was too large is accepted; the previous secret of the next rotation expires sooner."""

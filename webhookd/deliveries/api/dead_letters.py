@@ -10,7 +10,16 @@ from webhookd.core.limits import MAX_ID, MAX_REQUEUE_LIMIT
 from webhookd.deliveries import dead_letters, reads
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.http import fields
-from webhookd.http.requests import Nothing, Paged, path_id, read_json, read_optional_json, read_query
+from webhookd.http.auth import tenant_of
+from webhookd.http.requests import (
+    Nothing,
+    Paged,
+    own_filters,
+    path_id,
+    read_json,
+    read_optional_json,
+    read_query,
+)
 from webhookd.http.responses import Problem, json_response, list_response, raw_json
 from webhookd.http.routes import DatabaseResource, route
 from webhookd.wakeups import Work
@@ -22,6 +31,7 @@ REQUEUE_BATCH = 500
 class DeadLettersQuery(Paged, kw_only=True):
     """GET /v1/dead-letters."""
 
+    tenant: fields.Tenant | UnsetType = UNSET
     subscription_id: fields.Id | UnsetType = UNSET
     error_code: fields.ErrorCode | UnsetType = UNSET
     failed_after: fields.Time | UnsetType = UNSET
@@ -35,6 +45,7 @@ class RequeueFilter(msgspec.Struct, forbid_unknown_fields=True):
     error_code: fields.ErrorCode | None = None
     failed_after: fields.Time | None = None
     failed_before: fields.Time | None = None
+    tenant: fields.Tenant | None = None
 
 
 class RequeueMany(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,10 +118,18 @@ class RequeueResult(TypedDict):
 class DeadLetters(DatabaseResource):
     """The dead-letter routes."""
 
-    @route("GET /v1/dead-letters", "read", "List dead letters", DeadLetterPage, query=DeadLettersQuery)
+    @route(
+        "GET /v1/dead-letters",
+        "read",
+        "List dead letters",
+        DeadLetterPage,
+        query=DeadLettersQuery,
+        for_tenants=True,
+    )
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, DeadLettersQuery)
-        rows = await self._database.run(reads.dead_letters, query.page, Filter(**query.filters))
+        selection = Filter(**own_filters(request, query))
+        rows = await self._database.run(reads.dead_letters, query.page, selection)
         return list_response(rows, query.limit)
 
     @route(
@@ -118,9 +137,11 @@ class DeadLetters(DatabaseResource):
         "read",
         "Get a dead letter with its payload",
         DeadLetterWithPayload,
+        for_tenants=True,
     )
     async def _get(self, request: web.Request) -> web.Response:
-        found = await self._database.run(reads.dead_letter, path_id(request, "dead letter"))
+        letter_id, tenant = path_id(request, "dead letter"), tenant_of(request)
+        found = await self._database.run(reads.dead_letter, letter_id, tenant)
         return json_response(found | {"payload_snapshot": raw_json(found["payload_snapshot"])})
 
     @route(
@@ -134,11 +155,12 @@ class DeadLetters(DatabaseResource):
         body=Nothing,
         body_optional=True,
         own_problems=((409, "already_requeued"), (409, "subscription_held")),
+        for_tenants=True,
     )
     async def _requeue(self, request: web.Request) -> web.Response:
         letter_id = path_id(request, "dead letter")
         await read_optional_json(request, Nothing, self._max_bytes)
-        requeued = await self._database.run(dead_letters.requeue, letter_id)
+        requeued = await self._database.run(dead_letters.requeue, letter_id, tenant_of(request))
         if not requeued.created:
             raise Problem(
                 409,
@@ -157,6 +179,7 @@ class DeadLetters(DatabaseResource):
         description="Requeues every dead letter that matches the filter, except those created while "
         "this runs. By default it only counts: set `dry_run` to false to requeue. Safe to repeat.",
         body=RequeueMany,
+        for_tenants=True,
     )
     async def _requeue_many(self, request: web.Request) -> web.Response:
         """Requeue batch by batch, with a commit each. After a failure, the same request continues."""
@@ -165,7 +188,11 @@ class DeadLetters(DatabaseResource):
         # forever.
         now = await self._database.run(reads.database_time)
         failed_before = min(body.filter.failed_before or now, now)
-        selection = Filter(*msgspec.structs.astuple(body.filter))._replace(failed_before=failed_before)
+        bound, wanted = tenant_of(request), body.filter.tenant
+        if bound is not None and wanted not in (None, bound):
+            raise Problem(404, "not_found", "no such tenant")
+        chosen = msgspec.structs.asdict(body.filter) | {"tenant": bound or wanted}
+        selection = Filter(**chosen)._replace(failed_before=failed_before)
         matched = requeued = 0
         after_id, done = body.after_id, False
         while not done and (body.limit is None or matched < body.limit):

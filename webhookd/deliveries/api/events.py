@@ -16,24 +16,31 @@ from webhookd.core.limits import MAX_BATCH_EVENTS, MAX_RESPONSE_EXCERPT_BYTES, R
 from webhookd.core.settings import Settings
 from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.db.paging import Row
-from webhookd.deliveries import ingest, reads
+from webhookd.deliveries import ingest, reads, sagas
 from webhookd.deliveries.explain import Limits
 from webhookd.deliveries.ingest import SINGLE_LOCK_TIMEOUT_SECONDS, GroupCommit
 from webhookd.http import fields
+from webhookd.http.auth import tenant_of
 from webhookd.http.requests import (
     KEY_HEADER,
+    Nothing,
     Paged,
     agreed_key,
     check_depth,
     key_in_header,
+    own_filters,
     path_id,
     read_json,
+    read_optional_json,
     read_query,
 )
-from webhookd.http.responses import invalid, json_response, list_response, raw_json
+from webhookd.http.responses import Problem, invalid, json_response, list_response, raw_json
 from webhookd.http.routes import DatabaseResource, QueryRunner, route
+from webhookd.wakeups import Work
 
 ACCEPTED = 202
+CREATED = 201
+_DELIVERY_PATH = "/v1/deliveries/{id:[0-9]+}"
 
 # A SagaStatus or not_routed. msgspec cannot combine the enum and a literal.
 EventDeliveryStatus: TypeAlias = Annotated[
@@ -53,6 +60,9 @@ NextAttemptAt: TypeAlias = Annotated[
 RequeuedFrom: TypeAlias = Annotated[
     fields.Id | None,
     Meta(examples=[None], description="the dead letter that this delivery was requeued from"),
+]
+ResentFrom: TypeAlias = Annotated[
+    fields.Id | None, Meta(examples=[None], description="the finished delivery that this one repeats")
 ]
 BuriedAs: TypeAlias = Annotated[
     fields.Id | None, Meta(examples=[None], description="the dead letter that this delivery became")
@@ -76,6 +86,8 @@ class PublishEvent(msgspec.Struct, forbid_unknown_fields=True):
     payload: fields.NewPayload
     idempotency_key: fields.IdempotencyKey | None = None
     correlation_id: fields.CorrelationId | None = None
+    tenant: fields.Tenant | None = None
+    labels: fields.Labels = {}
 
 
 class PublishBatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,16 +102,29 @@ class PublishBatch(msgspec.Struct, forbid_unknown_fields=True):
 class EventsQuery(Paged, kw_only=True):
     """GET /v1/events."""
 
+    tenant: fields.Tenant | UnsetType = UNSET
     event_type: fields.EventType | UnsetType = UNSET
     idempotency_key: fields.IdempotencyKey | UnsetType = UNSET
+    correlation_id: fields.CorrelationId | UnsetType = UNSET
+    label: (
+        Annotated[fields.Labels, Meta(description="written as `label.<name>=<value>`; can be repeated")]
+        | UnsetType
+    ) = UNSET
+    created_after: fields.Time | UnsetType = UNSET
+    created_before: fields.Time | UnsetType = UNSET
 
 
 class DeliveriesQuery(Paged, kw_only=True):
     """GET /v1/deliveries."""
 
+    tenant: fields.Tenant | UnsetType = UNSET
     status: SagaStatus | UnsetType = UNSET
     subscription_id: fields.Id | UnsetType = UNSET
     event_id: fields.Id | UnsetType = UNSET
+    event_type: fields.EventType | UnsetType = UNSET
+    error_code: fields.ErrorCode | UnsetType = UNSET
+    created_after: fields.Time | UnsetType = UNSET
+    created_before: fields.Time | UnsetType = UNSET
 
 
 class EventAccepted(TypedDict):
@@ -134,6 +159,8 @@ class Event(TypedDict):
     created_at: fields.Time
     idempotency_key: fields.IdempotencyKey | None
     correlation_id: fields.CorrelationId | None
+    tenant: fields.TenantOrNone
+    labels: fields.Labels
 
 
 class EventDelivery(TypedDict):
@@ -149,6 +176,7 @@ class EventDelivery(TypedDict):
     next_attempt_at: NextAttemptAt
     final_error_code: FinalError
     dead_letter_id: RequeuedFrom
+    resent_from: ResentFrom
     buried_as: BuriedAs
     held: Held
 
@@ -183,6 +211,7 @@ class Delivery(TypedDict):
     created_at: fields.Time
     updated_at: fields.Time
     dead_letter_id: RequeuedFrom
+    resent_from: ResentFrom
     held: Held
 
 
@@ -221,6 +250,12 @@ class DeliveryWithAttempts(Delivery):
     attempts: list[Attempt]
 
 
+class ResentDelivery(TypedDict):
+    """The new delivery."""
+
+    saga_id: fields.Id
+
+
 class DeliveryPage(TypedDict):
     """A page of deliveries."""
 
@@ -247,11 +282,13 @@ class Events(DatabaseResource):
         body=PublishEvent,
         headers={KEY_HEADER: fields.KeyHeader},
         own_problems=((409, "idempotency_conflict"), (422, "idempotency_key_mismatch")),
+        for_tenants=True,
     )
     async def _publish(self, request: web.Request) -> web.Response:
         key = key_in_header(request)
         body = await read_json(request, PublishEvent, self._max_bytes)
-        event = _new_event(body)._replace(idempotency_key=agreed_key(key, body.idempotency_key))
+        event = _new_event(body, tenant_of(request))
+        event = event._replace(idempotency_key=agreed_key(key, body.idempotency_key))
         accepted = await self._ingest.publish(event)
         return json_response(
             EventAccepted(
@@ -277,6 +314,7 @@ class Events(DatabaseResource):
             (422, "batch_too_large"),
             (422, "idempotency_key_mismatch"),
         ),
+        for_tenants=True,
     )
     async def _publish_batch(self, request: web.Request) -> web.Response:
         if KEY_HEADER in request.headers:
@@ -289,7 +327,8 @@ class Events(DatabaseResource):
             raise invalid(f"a batch has at most {MAX_BATCH_EVENTS} events", "batch_too_large")
         for event in body.events:
             check_depth(bytes(event.payload))
-        batch = [_new_event(event) for event in body.events]
+        tenant = tenant_of(request)
+        batch = [_new_event(event, tenant) for event in body.events]
         accepted = await self._database.run(
             ingest.publish, batch, lock_timeout_seconds=SINGLE_LOCK_TIMEOUT_SECONDS
         )
@@ -297,10 +336,11 @@ class Events(DatabaseResource):
         members = [BatchMember(id=event.id, duplicate=event.duplicate) for event in accepted]
         return json_response(BatchAccepted(events=members), ACCEPTED)
 
-    @route("GET /v1/events", "read", "List events", EventPage, query=EventsQuery)
+    @route("GET /v1/events", "read", "List events", EventPage, query=EventsQuery, for_tenants=True)
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, EventsQuery)
-        rows = await self._database.run(reads.events, query.page, **query.filters)
+        selection = reads.EventFilter(**own_filters(request, query))
+        rows = await self._database.run(reads.events, query.page, selection)
         return list_response(rows, query.limit)
 
     @route(
@@ -310,36 +350,98 @@ class Events(DatabaseResource):
         EventWithDeliveries,
         description="For every subscription to its type: whether the event was delivered, is waiting "
         "(until when and why), became a dead letter (with the error), or was not routed (and why).",
+        for_tenants=True,
     )
     async def _get(self, request: web.Request) -> web.Response:
         limits = _limits(self._settings())
-        found = await self._database.run(reads.event, path_id(request, "event"), limits)
+        event_id, tenant = path_id(request, "event"), tenant_of(request)
+        found = await self._database.run(reads.event, event_id, limits, tenant)
         return json_response(found | {"payload": raw_json(found["payload"])})
 
 
-def _new_event(body: PublishEvent) -> ingest.NewEvent:
+def _new_event(body: PublishEvent, tenant: str | None) -> ingest.NewEvent:
+    """Return the event to store. `tenant` is the one that the token is bound to."""
+    if tenant is not None and body.tenant not in (None, tenant):
+        raise Problem(403, "forbidden", f"this token is bound to tenant {tenant}")
     if body.event_type.startswith(RESERVED_EVENT_TYPE_PREFIX):
         raise invalid(
             f"event_type must not start with {RESERVED_EVENT_TYPE_PREFIX}: reserved for the job queue"
         )
     return ingest.NewEvent(
-        body.event_type, bytes(body.payload).decode(), body.idempotency_key, body.correlation_id
+        body.event_type,
+        bytes(body.payload).decode(),
+        body.idempotency_key,
+        body.correlation_id,
+        body.tenant or tenant or "",
+        msgspec.json.encode(body.labels).decode() if body.labels else None,
     )
 
 
 class Deliveries(DatabaseResource):
-    """The delivery routes, which only read."""
+    """The delivery routes."""
 
-    @route("GET /v1/deliveries", "read", "List deliveries", DeliveryPage, query=DeliveriesQuery)
+    @route(
+        "GET /v1/deliveries", "read", "List deliveries", DeliveryPage, query=DeliveriesQuery, for_tenants=True
+    )
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, DeliveriesQuery)
-        rows = await self._database.run(reads.deliveries, query.page, **query.filters)
+        selection = reads.DeliveryFilter(**own_filters(request, query))
+        rows = await self._database.run(reads.deliveries, query.page, selection)
         return list_response(rows, query.limit)
 
-    @route("GET /v1/deliveries/{id:[0-9]+}", "read", "Get a delivery with its attempts", DeliveryWithAttempts)
+    @route(
+        f"GET {_DELIVERY_PATH}",
+        "read",
+        "Get a delivery with its attempts",
+        DeliveryWithAttempts,
+        for_tenants=True,
+    )
     async def _get(self, request: web.Request) -> web.Response:
-        limits = _limits(self._settings())
-        found = await self._database.run(reads.delivery, path_id(request, "delivery"), limits)
+        return await self._shown(path_id(request, "delivery"), tenant_of(request))
+
+    @route(
+        f"POST {_DELIVERY_PATH}/resend",
+        "operate",
+        "Send a finished delivery again",
+        ResentDelivery,
+        CREATED,
+        description="Creates a new delivery of the same event to the same subscription. For a dead letter "
+        "this is the requeue. While a resend is not finished, another request returns 409 with it.",
+        body=Nothing,
+        body_optional=True,
+        own_problems=((409, "already_resent"), (409, "wrong_status"), (409, "subscription_held")),
+        for_tenants=True,
+    )
+    async def _resend(self, request: web.Request) -> web.Response:
+        saga_id = path_id(request, "delivery")
+        await read_optional_json(request, Nothing, self._max_bytes)
+        resent = await self._database.run(sagas.resend, saga_id, tenant_of(request))
+        if not resent.created:
+            detail = f"delivery {saga_id} is already resent as delivery {resent.saga_id}"
+            raise Problem(409, "already_resent", detail, saga_id=resent.saga_id)
+        self._wakeups.wake(Work.SAGAS, [resent.subscription_id], notify=True)
+        return json_response(ResentDelivery(saga_id=resent.saga_id), CREATED)
+
+    @route(
+        f"POST {_DELIVERY_PATH}/retry",
+        "operate",
+        "Retry a waiting delivery now",
+        DeliveryWithAttempts,
+        description="Makes the next attempt of a delivery that has failed so far due now.",
+        body=Nothing,
+        body_optional=True,
+        own_problems=((409, "wrong_status"),),
+        for_tenants=True,
+    )
+    async def _retry(self, request: web.Request) -> web.Response:
+        saga_id, tenant = path_id(request, "delivery"), tenant_of(request)
+        await read_optional_json(request, Nothing, self._max_bytes)
+        subscription_id = await self._database.run(sagas.retry, saga_id, tenant)
+        self._wakeups.wake(Work.SAGAS, [subscription_id], notify=True)
+        return await self._shown(saga_id, tenant)
+
+    async def _shown(self, saga_id: int, tenant: str | None) -> web.Response:
+        found = await self._database.run(reads.delivery, saga_id, _limits(self._settings()), tenant)
         return json_response(found | {"attempts": [_attempt(attempt) for attempt in found["attempts"]]})
 
 

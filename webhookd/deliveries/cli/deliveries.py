@@ -9,14 +9,25 @@ from rich.console import RenderableType
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import escaped, event_id, example, json_option, listing_options, one_more, row_id
+from webhookd.cli.options import (
+    created_options,
+    escaped,
+    event_id,
+    example,
+    json_option,
+    listing_options,
+    one_more,
+    row_id,
+)
 from webhookd.cli.output import excerpt
 from webhookd.core.states import SagaStatus
 
 # Enough of an endpoint's response to recognise the error page of a proxy or a framework.
 EXCERPT_CHARACTERS = 60
 
-HELD = "held: the subscription is paused or unverified"
+HELD = "held: the subscription is paused, disabled or unverified"
+
+delivery_ids = click.argument("delivery_ids", metavar="ID...", type=row_id, nargs=-1, required=True)
 
 _DESCRIPTIONS = {
     SagaStatus.PENDING: "waiting for the first attempt",
@@ -47,6 +58,10 @@ def command() -> None:
     help="Only deliveries to this subscription.",
 )
 @click.option("--event", "event_id", type=event_id, metavar="ID", help="Only deliveries of this event.")
+@click.option("--tenant", help="Only deliveries of this tenant.")
+@click.option("--event-type", help="Only deliveries of events of this type.")
+@click.option("--error-code", metavar="CODE", help="Only deliveries whose last failure was this.")
+@created_options
 @listing_options
 @asks_daemon
 def list_(client: Client, *, limit: int | None, as_json: bool, **query: Any) -> None:
@@ -80,9 +95,37 @@ def show(client: Client, *, saga_id: int | None, event: int | None, as_json: boo
     if as_json:
         output.show_json(answer.body)
     elif saga_id is None:
-        output.show(*_event_parts(answer.fields))
+        output.show(*event_parts(answer.fields))
     else:
         output.show(*_delivery_parts(answer.value))
+
+
+@command.command("resend", epilog=example("webhookd deliveries resend 12"))
+@delivery_ids
+@json_option
+@asks_daemon
+def resend(client: Client, *, delivery_ids: tuple[int, ...], as_json: bool) -> None:
+    """Send finished deliveries again, each as a new delivery. A dead letter is requeued."""
+    for delivery_id in delivery_ids:
+        answer = client.post(f"/v1/deliveries/{delivery_id}/resend")
+        if as_json:
+            output.show_json(answer.body)
+        else:
+            click.echo(f"delivery {delivery_id}: resent as delivery {answer.value['saga_id']}")
+
+
+@command.command("retry", epilog=example("webhookd deliveries retry 12"))
+@delivery_ids
+@json_option
+@asks_daemon
+def retry(client: Client, *, delivery_ids: tuple[int, ...], as_json: bool) -> None:
+    """Make the next attempt of failed deliveries due now."""
+    for delivery_id in delivery_ids:
+        answer = client.post(f"/v1/deliveries/{delivery_id}/retry")
+        if as_json:
+            output.show_json(answer.body)
+        else:
+            click.echo(f"delivery {delivery_id}: the next attempt is due now")
 
 
 def _cells(row: Mapping[str, Any]) -> output.Row:
@@ -120,6 +163,8 @@ def _facts(saga: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
         yield "error", output.text(error)
     if saga.get("dead_letter_id"):
         yield "requeued from", f"dead letter {saga['dead_letter_id']}"
+    if saga.get("resent_from"):
+        yield "repeats", f"delivery {saga['resent_from']}"
 
 
 def _error(saga: Mapping[str, Any]) -> str | None:
@@ -156,7 +201,12 @@ def _result(attempt: Mapping[str, Any]) -> output.Cell:
     return output.state("Pending", attempt["status"])
 
 
-def _event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
+def labels_in_words(labels: Mapping[str, str]) -> str:
+    """Return the labels as they are written on the command line."""
+    return ", ".join(f"{name}={value}" for name, value in labels.items())
+
+
+def event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
     """The payload is not decoded: it may contain numbers that Python cannot represent."""
     known = {name: msgspec.json.decode(raw) for name, raw in event.items() if name != "payload"}
     payload = bytes(event["payload"]).decode("utf-8", "replace")
@@ -166,6 +216,8 @@ def _event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
             ("created", output.time_field(known["created_at"])),
             ("idempotency key", output.text(known.get("idempotency_key"))),
             ("correlation id", output.text(known.get("correlation_id"))),
+            ("tenant", output.text(known.get("tenant"))),
+            ("labels", output.text(labels_in_words(known.get("labels") or {}))),
             ("payload", excerpt(payload, EXCERPT_CHARACTERS)),
         ]
     )

@@ -14,9 +14,9 @@ from rich.progress import Progress
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, given, json_option, read_bounded
+from webhookd.cli.options import example, given, json_argument, json_option, label
 from webhookd.core.errors import RequestRefused, WebhookdError
-from webhookd.core.limits import MAX_BATCH_EVENTS, MAX_PAYLOAD_BYTES
+from webhookd.core.limits import MAX_BATCH_EVENTS
 
 # Below the daemon's default limit for a body. A request that is too large for a daemon is sent as two halves.
 MAX_BATCH_BYTES = 900_000
@@ -41,6 +41,15 @@ TOO_LARGE = 413
     help="Publish the event only once, however often it is sent with this key.",
 )
 @click.option("--correlation-id", metavar="ID", help="An id of yours that receivers get with the event.")
+@click.option("--tenant", help="The tenant whose subscriptions get the event.")
+@click.option(
+    "--label",
+    "labels",
+    type=label,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A label, for filters of subscriptions and for searches; can be repeated.",
+)
 @click.option(
     "--batch",
     metavar="FILE",
@@ -55,6 +64,8 @@ def command(
     payload: str | None,
     idempotency_key: str | None,
     correlation_id: str | None,
+    tenant: str | None,
+    labels: tuple[tuple[str, str], ...],
     batch: str | None,
     as_json: bool,
 ) -> None:
@@ -63,19 +74,24 @@ def command(
     PAYLOAD is JSON, @FILE, or - for stdin. It is delivered byte for byte. If an event with this key exists,
     its id is printed, followed by `duplicate`.
 
-    With --batch, each line of FILE is {"event_type", "payload", "idempotency_key"?, "correlation_id"?}. Up to
-    a thousand lines are sent per request, and each request is published completely or not at all. With
-    idempotency keys, an interrupted batch can be repeated.
+    With --batch, each line of FILE is {"event_type", "payload", "idempotency_key"?, "correlation_id"?,
+    "tenant"?, "labels"?}. Up to a thousand lines are sent per request, and each request is published
+    completely or not at all. With idempotency keys, an interrupted batch can be repeated.
     """
     if batch is not None:
-        if (event_type, idempotency_key, correlation_id) != (None, None, None):
-            raise click.UsageError("--batch: each line has its own event type and key")
+        if (event_type, idempotency_key, correlation_id, tenant, labels) != (None, None, None, None, ()):
+            raise click.UsageError("--batch: each line has its own event type, key, tenant and labels")
         _publish_batch(client, batch, as_json=as_json)
         return
     if event_type is None or payload is None:
         raise click.UsageError("EVENT_TYPE and PAYLOAD are required: PAYLOAD is JSON, @FILE, or - for stdin")
-    event = {"event_type": event_type, "payload": _payload(payload)}
-    optional = {"idempotency_key": idempotency_key, "correlation_id": correlation_id}
+    event = {"event_type": event_type, "payload": json_argument(payload)}
+    optional = {
+        "idempotency_key": idempotency_key,
+        "correlation_id": correlation_id,
+        "tenant": tenant,
+        "labels": dict(labels) or None,
+    }
     answer = client.post("/v1/events", event | given(optional))
     if as_json:
         output.show_json(answer.body)
@@ -83,22 +99,6 @@ def command(
     accepted = answer.value
     click.echo(f"{accepted['id']}{' duplicate' if accepted['duplicate'] else ''}")
     output.hint(f"To see its deliveries: webhookd deliveries show --event {accepted['id']}")
-
-
-def _payload(text: str) -> msgspec.Raw:
-    """Check that it is exactly one JSON value: it is inserted into the body without further encoding."""
-    if text == "-":
-        data = read_bounded("-", "PAYLOAD", MAX_PAYLOAD_BYTES)
-    elif text.startswith("@"):
-        data = read_bounded(text[1:], "PAYLOAD", MAX_PAYLOAD_BYTES)
-    else:
-        data = text.encode("utf-8", "surrogateescape")
-    try:
-        return msgspec.json.decode(data, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise click.UsageError(
-            f"PAYLOAD is not JSON: {error} (write @FILE for a file, and a string in double quotes)"
-        ) from error
 
 
 class Published(msgspec.Struct):

@@ -1,29 +1,43 @@
-"""`webhookd subscriptions`: creates, changes and lists subscriptions and their signing secrets."""
+"""`webhookd subscriptions`: creates, changes, tests and lists subscriptions and their signing secrets."""
 
 import functools
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
+import msgspec
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import (
     escaped,
+    event_types,
     example,
     given,
+    json_argument,
     json_option,
+    label,
     listing_options,
     one_more,
     read_bounded,
     row_id,
+    time_or_age,
 )
-from webhookd.core.limits import MAX_ATTEMPTS, MAX_DELAY_SECONDS
+from webhookd.cli.output import excerpt
+from webhookd.core.limits import MAX_ATTEMPTS, MAX_DELAY_SECONDS, MAX_PER_SECOND
 
 # The daemon waits for the endpoint up to delivery.timeout_seconds, which an operator may have raised.
 VERIFY_TIMEOUT_SECONDS = 120.0
 SHOWN_ONCE = "The secret is shown only once. The receiver needs it to verify signatures."
 MAX_HEADER_FILE_BYTES = 65_536
+MAX_SECRET_FILE_BYTES = 4096
+REPLAY_BATCH_SIZE = 5000
+# The exit code of a failed test, and of a dry run that found something to do.
+NOT_DONE = 1
+# Of an endpoint's response.
+EXCERPT_CHARACTERS = 500
 # Headers with these words in their name are probably secret, and must not appear in a list of processes.
 _SECRET_WORDS = ("auth", "cookie", "key", "pass", "secret", "signature", "token")
 
@@ -57,9 +71,34 @@ def setting_options(command: Callable[..., None]) -> Callable[..., None]:
         help="Read headers from this file, one per line, or from stdin with -. Use it for secret values.",
     )
     @click.option("--description", help="A text for people.")
+    @click.option(
+        "--format",
+        type=click.Choice(["raw", "standard"]),
+        help='The body: the payload, or {"type", "timestamp", "data"} around it (default: raw).',
+    )
+    @click.option(
+        "--max-per-second",
+        type=click.FloatRange(0, MAX_PER_SECOND, min_open=True),
+        help="The most requests a second (default: no limit).",
+    )
+    @click.option(
+        "--filter",
+        "labels",
+        type=label,
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Only events with this label; can be repeated.",
+    )
     @functools.wraps(command)
-    def wrapped(*arguments: Any, lines: tuple[str, ...], header_file: str | None, **others: Any) -> None:
-        command(*arguments, headers=_headers(lines, header_file), **others)
+    def wrapped(
+        *arguments: Any,
+        lines: tuple[str, ...],
+        header_file: str | None,
+        labels: tuple[tuple[str, str], ...],
+        **others: Any,
+    ) -> None:
+        headers = _headers(lines, header_file)
+        command(*arguments, headers=headers, filter=dict(labels) or None, **others)
 
     return wrapped
 
@@ -70,17 +109,23 @@ def command() -> None:
 
 
 @command.command("list", epilog=example("webhookd subscriptions list --event-type order.created --paused"))
-@click.option("--event-type", help="Only subscriptions to this event type.")
-@click.option("--active/--paused", default=None, help="Only active, or only paused subscriptions.")
+@click.option("--tenant", help="Only subscriptions of this tenant.")
+@click.option("--event-type", help="Only subscriptions whose first event type this is.")
+@click.option(
+    "--enabled/--disabled", "active", default=None, help="Only enabled, or only disabled subscriptions."
+)
+@click.option("--paused/--not-paused", default=None, help="Only paused ones, or only those that are not.")
 @click.option("--verified/--unverified", default=None, help="Only verified, or only unverified ones.")
+@click.option("--search", metavar="TEXT", help="Only those with this text in the URL or description.")
 @listing_options
 @asks_daemon
 def list_(client: Client, *, limit: int | None, as_json: bool, **query: Any) -> None:
     """List subscriptions, newest first."""
-    flags = {name: str(query[name]).lower() for name in ("active", "verified") if query[name] is not None}
+    names = ("active", "paused", "verified")
+    flags = {name: str(query[name]).lower() for name in names if query[name] is not None}
     output.list_rows(
         client.rows("/v1/subscriptions", query | flags, one_more(limit)),
-        ["id", "event type", "state", "health", "callback URL"],
+        ["id", "tenant", "event types", "state", "health", "callback URL"],
         _cells,
         limit=limit,
         as_json=as_json,
@@ -101,19 +146,33 @@ def show(client: Client, *, subscription_id: int, as_json: bool) -> None:
     "create",
     epilog=example(
         "webhookd subscriptions create order.created https://shop.example/hooks",
+        "webhookd subscriptions create 'order.*,invoice.paid' https://shop.example/hooks --tenant acme",
         "webhookd subscriptions create order.created https://shop.example/hooks --header-file headers.txt",
     ),
 )
-@click.argument("event_type")
+@click.argument("event_types", metavar="EVENT_TYPES", type=event_types)
 @click.argument("callback_url")
+@click.option("--tenant", help="The tenant whose events it gets (default: events without a tenant).")
+@click.option("--paused", is_flag=True, default=None, help="Let deliveries wait until `resume`.")
+@click.option(
+    "--secret-file",
+    metavar="FILE",
+    help="Use the signing secret in this file, or from stdin with -, to migrate from another system.",
+)
 @setting_options
 @json_option
 @asks_daemon
-def create(client: Client, *, as_json: bool, **options: Any) -> None:
-    """Subscribe CALLBACK_URL to events of EVENT_TYPE, and print the signing secret.
+def create(client: Client, *, secret_file: str | None, as_json: bool, **options: Any) -> None:
+    """Subscribe CALLBACK_URL to EVENT_TYPES, and print the signing secret.
+
+    EVENT_TYPES are types or patterns, separated by commas: order.created is one type, order.* every type
+    that begins with `order.`, and * every type.
 
     The secret is shown only once. Nothing is delivered until the endpoint is verified: see `verify`.
     """
+    if secret_file is not None:
+        secret = read_bounded(secret_file, "--secret-file", MAX_SECRET_FILE_BYTES)
+        options["secret"] = secret.decode("ascii", "replace").strip()
     answer = client.post("/v1/subscriptions", given(options))
     _print(answer, as_json=as_json)
     if not as_json:
@@ -126,8 +185,11 @@ def create(client: Client, *, as_json: bool, **options: Any) -> None:
 )
 @subscription_id
 @click.option("--callback-url", help="New URL for deliveries; it must be verified again.")
+@click.option("--event-types", type=event_types, help="New event types or patterns, separated by commas.")
 @setting_options
 @click.option("--no-headers", is_flag=True, help="Remove all headers.")
+@click.option("--no-filter", is_flag=True, help="Accept events with any labels.")
+@click.option("--no-rate-limit", is_flag=True, help="Remove the limit of requests a second.")
 @click.option("--default-policy", is_flag=True, help="Use the daemon's retry settings.")
 @json_option
 @asks_daemon
@@ -136,6 +198,8 @@ def change(
     *,
     subscription_id: int,
     no_headers: bool,
+    no_filter: bool,
+    no_rate_limit: bool,
     default_policy: bool,
     as_json: bool,
     **options: Any,
@@ -144,6 +208,10 @@ def change(
     changes = given(options)
     if no_headers:
         changes.setdefault("headers", {})
+    if no_filter:
+        changes.setdefault("filter", {})
+    if no_rate_limit:
+        changes.setdefault("max_per_second", None)
     if default_policy:
         changes = {"max_attempts": None, "base_delay_seconds": None} | changes
     if not changes:
@@ -155,9 +223,9 @@ def change(
 @subscription_ids
 @asks_daemon
 def pause(client: Client, *, subscription_ids: tuple[int, ...]) -> None:
-    """Stop deliveries to subscriptions. Unfinished deliveries wait; new events are not routed to them."""
+    """Stop sending to subscriptions. Deliveries of old and new events wait until `resume`; none is lost."""
     for subscription_id in subscription_ids:
-        client.patch(f"/v1/subscriptions/{subscription_id}", {"active": False})
+        client.patch(f"/v1/subscriptions/{subscription_id}", {"paused": True})
         click.echo(f"subscription {subscription_id} is paused")
 
 
@@ -165,25 +233,175 @@ def pause(client: Client, *, subscription_ids: tuple[int, ...]) -> None:
 @subscription_ids
 @asks_daemon
 def resume(client: Client, *, subscription_ids: tuple[int, ...]) -> None:
-    """Resume deliveries to paused subscriptions, including those that were waiting."""
+    """Resume sending to paused subscriptions, including what was waiting."""
     for subscription_id in subscription_ids:
-        resumed = client.patch(f"/v1/subscriptions/{subscription_id}", {"active": True}).value
-        verify_it = f", but not verified: webhookd subscriptions verify {subscription_id}"
-        click.echo(f"subscription {subscription_id} is active{'' if resumed['verified'] else verify_it}")
+        resumed = client.patch(f"/v1/subscriptions/{subscription_id}", {"paused": False}).value
+        click.echo(f"subscription {subscription_id} is {_state_in_words(resumed)}")
+
+
+@command.command("disable", epilog=example("webhookd subscriptions disable 3 4"))
+@subscription_ids
+@asks_daemon
+def disable(client: Client, *, subscription_ids: tuple[int, ...]) -> None:
+    """Stop routing events to subscriptions. They do not get events that are published until `enable`."""
+    for subscription_id in subscription_ids:
+        client.patch(f"/v1/subscriptions/{subscription_id}", {"active": False})
+        click.echo(f"subscription {subscription_id} is disabled")
+
+
+@command.command("enable", epilog=example("webhookd subscriptions enable 3 4"))
+@subscription_ids
+@asks_daemon
+def enable(client: Client, *, subscription_ids: tuple[int, ...]) -> None:
+    """Route events to disabled subscriptions again. Deliveries that were waiting are sent."""
+    for subscription_id in subscription_ids:
+        enabled = client.patch(f"/v1/subscriptions/{subscription_id}", {"active": True}).value
+        click.echo(f"subscription {subscription_id} is {_state_in_words(enabled)}")
 
 
 @command.command("verify", epilog=example("webhookd subscriptions verify 3"))
 @subscription_id
+@click.option(
+    "--method",
+    type=click.Choice(["challenge", "ping"]),
+    default="challenge",
+    show_default=True,
+    help="A ping only needs a 2xx; the daemon's subscriptions.verification_methods must allow it.",
+)
 @json_option
 @asks_daemon
-def verify(client: Client, *, subscription_id: int, as_json: bool) -> None:
+def verify(client: Client, *, subscription_id: int, method: str, as_json: bool) -> None:
     """Send the endpoint a challenge, and wait for the response."""
     path = f"/v1/subscriptions/{subscription_id}/verify"
-    answer = client.post(path, timeout_seconds=VERIFY_TIMEOUT_SECONDS)
+    answer = client.post(path, {"method": method}, timeout_seconds=VERIFY_TIMEOUT_SECONDS)
     if as_json:
         output.show_json(answer.body)
     else:
         click.echo(f"subscription {subscription_id} is verified")
+
+
+@command.command(
+    "test",
+    epilog=example(
+        "webhookd subscriptions test 3",
+        "webhookd subscriptions test 3 --event-type order.created --payload @order.json",
+    ),
+)
+@subscription_id
+@click.option("--event-type", help="The type of the event (default: webhookd.test).")
+@click.option("--payload", help="JSON, @FILE, or - for stdin.")
+@json_option
+@asks_daemon
+def test(
+    client: Client, *, subscription_id: int, event_type: str | None, payload: str | None, as_json: bool
+) -> None:
+    """Send one signed test event to the endpoint, and show how it responds. Exits with 1 if it fails.
+
+    It is sent at once, outside the queue, and stored nowhere.
+    """
+    path = f"/v1/subscriptions/{subscription_id}/test"
+    body = given({"event_type": event_type, "payload": None if payload is None else json_argument(payload)})
+    answer = client.post(path, body, timeout_seconds=VERIFY_TIMEOUT_SECONDS)
+    result = answer.value
+    if as_json:
+        output.show_json(answer.body)
+    else:
+        shown = result["response_status"] or result["error_code"]
+        state = output.state("delivered" if result["delivered"] else "failing", str(shown))
+        output.show(output.line(state, f"  after {result['duration_ms']} ms"))
+        if result["response_excerpt"]:
+            click.echo(excerpt(result["response_excerpt"], EXCERPT_CHARACTERS))
+    if not result["delivered"]:
+        sys.exit(NOT_DONE)
+
+
+@command.command(
+    "replay",
+    epilog=example(
+        "webhookd subscriptions replay 3 --since 2h",
+        "webhookd subscriptions replay 3 --since 2h --include all --yes",
+    ),
+)
+@subscription_id
+@click.option("--since", type=time_or_age, metavar="TIME", required=True, help="A time, or an age like 2h.")
+@click.option("--until", type=time_or_age, metavar="TIME", help="A time, or an age (default: now).")
+@click.option("--event-types", type=event_types, help="Only these types or patterns, separated by commas.")
+@click.option(
+    "--include",
+    type=click.Choice(["missing", "all"]),
+    default="missing",
+    show_default=True,
+    help="Events that were never routed to it, or all, also those that were delivered.",
+)
+@click.option("--yes", is_flag=True, help="Create the deliveries; without it, only count.")
+@json_option
+@asks_daemon
+def replay(client: Client, *, subscription_id: int, yes: bool, as_json: bool, **options: Any) -> None:
+    """Deliver past events that match the subscription now.
+
+    Without --yes it is a dry run: it counts, and exits with 1 if there is something to deliver. After Ctrl-C,
+    run the same command again to continue.
+    """
+    path, what = f"/v1/subscriptions/{subscription_id}/replay", given(options)
+    counted = Counter(examined=0, matched=0, created=0)
+    for batch in _replay_batches(client, path, what, dry_run=True):
+        counted.update({name: batch[name] for name in counted})
+        what["until"] = batch["until"]
+    if not yes or not counted["created"]:
+        _print_replay(counted, as_json=as_json, dry_run=not yes)
+        if counted["created"]:
+            if not as_json:
+                click.echo("Nothing was created. To deliver them, add --yes", err=True)
+            sys.exit(NOT_DONE)
+        return
+    done = Counter(dict.fromkeys(counted, 0))
+    try:
+        with output.progress(counted["examined"], "replay") as progress:
+            for batch in _replay_batches(client, path, what, dry_run=False):
+                done.update({name: batch[name] for name in done})
+                progress.advance(progress.task_ids[0], batch["examined"])
+    finally:  # also after an error or Ctrl-C
+        _print_replay(done, as_json=as_json, dry_run=False)
+
+
+def _replay_batches(
+    client: Client, path: str, what: Mapping[str, Any], *, dry_run: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the response of each batch. The first one sets the times, by the database's clock."""
+    request = {**what, "dry_run": dry_run, "limit": REPLAY_BATCH_SIZE}
+    while True:
+        batch = client.post(path, request).value
+        yield batch
+        if batch["last_event_id"] is None:
+            return
+        request |= {
+            "after_event_id": batch["last_event_id"],
+            "until": batch["until"],
+            "started_at": batch["started_at"],
+        }
+
+
+def _print_replay(counts: Counter[str], *, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        output.show_json(msgspec.json.encode({**counts, "dry_run": dry_run}))
+        return
+    what = "would be created" if dry_run else "created"
+    examined, matched, created = counts.values()
+    click.echo(f"{examined} events, {matched} match, {created} deliveries {what}")
+
+
+@command.command("delete", epilog=example("webhookd subscriptions delete 3 --yes"))
+@subscription_ids
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@asks_daemon
+def delete(client: Client, *, subscription_ids: tuple[int, ...], yes: bool) -> None:
+    """Delete subscriptions. Nothing is sent to them any more; their deliveries stay as history."""
+    for subscription_id in subscription_ids:
+        url = client.get(f"/v1/subscriptions/{subscription_id}").value["callback_url"]
+        if not yes:
+            click.confirm(f"Delete subscription {subscription_id} to {escaped(url)}?", abort=True)
+        client.delete(f"/v1/subscriptions/{subscription_id}")
+        click.echo(f"subscription {subscription_id} is deleted")
 
 
 @command.command("rotate-secret", epilog=example("webhookd subscriptions rotate-secret 3"))
@@ -205,17 +423,40 @@ def rotate_secret(client: Client, *, subscription_id: int, as_json: bool) -> Non
 def _cells(row: Mapping[str, Any]) -> output.Row:
     return (
         str(row["id"]),
-        output.text(row["event_type"]),
+        output.text(row["tenant"]),
+        output.text(_patterns(row)),
         _state(row),
         _health(row["health"]),
         output.text(row["callback_url"]),
     )
 
 
+def _patterns(row: Mapping[str, Any]) -> str:
+    return ", ".join(row["event_types"])
+
+
+def _states(row: Mapping[str, Any]) -> list[str]:
+    flags = {
+        "disabled": not row["active"],
+        "paused": row["paused"],
+        "unverified": not row["verified"],
+    }
+    return [name for name, is_set in flags.items() if is_set] or ["active"]
+
+
 def _state(row: Mapping[str, Any]) -> output.Cell:
-    if not row["active"]:
-        return output.state("paused", "paused" if row["verified"] else "paused, unverified")
-    return output.state("active" if row["verified"] else "unverified")
+    states = _states(row)
+    return output.state(states[0], ", ".join(states))
+
+
+def _state_in_words(row: Mapping[str, Any]) -> str:
+    """Return the state, and what to do about it."""
+    remedies = {"disabled": "enable", "paused": "resume", "unverified": "verify"}
+    states = _states(row)
+    if states == ["active"]:
+        return "active"
+    next_command = f"webhookd subscriptions {remedies[states[0]]} {row['id']}"
+    return f"{' and '.join(states)}: {next_command}"
 
 
 def _health(health: Mapping[str, Any]) -> output.Cell:
@@ -233,8 +474,15 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
     yield "subscription", str(row["id"])
     if "secret" in row:
         yield "secret", output.text(row["secret"])
-    yield "event type", output.text(row["event_type"])
+    if row["tenant"]:
+        yield "tenant", output.text(row["tenant"])
+    yield "event types", output.text(_patterns(row))
+    if row["filter"]:
+        yield "filter", output.text(", ".join(f"{name}={value}" for name, value in row["filter"].items()))
     yield "callback URL", output.text(row["callback_url"])
+    if row["pending_callback_url"]:
+        pending = f"{escaped(row['pending_callback_url'])}: webhookd subscriptions verify {row['id']}"
+        yield "new URL, not verified", pending
     yield "state", _state(row)
     yield "health", _health(row["health"])
     for name, what in (("last_failure_at", "last failure"), ("last_recovery_at", "last recovery")):
@@ -242,6 +490,9 @@ def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
             yield what, output.time_field(row["health"][name])
     for name, what, unit in (("max_attempts", "max attempts", ""), ("base_delay_seconds", "base delay", "s")):
         yield what, "default" if row[name] is None else f"{row[name]:g}{unit}"
+    yield "format", row["format"]
+    limit = row["max_per_second"]
+    yield "rate limit", "none" if limit is None else f"{limit:g} a second"
     yield "description", output.text(row["description"])
     yield "created", output.time_field(row["created_at"])
     yield "changed", output.time_field(row["updated_at"])

@@ -1,0 +1,97 @@
+"""`webhookd tenants`: creates, changes and lists tenants."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from webhookd.cli import output
+from webhookd.cli.client import Client, asks_daemon
+from webhookd.cli.options import example, given, json_option, listing_options, one_more
+
+tenant = click.argument("tenant", metavar="TENANT")
+
+
+@click.group("tenants")
+def command() -> None:
+    """Create, change and list tenants: the customers that your events belong to."""
+
+
+@command.command("list", epilog=example("webhookd tenants list"))
+@listing_options
+@asks_daemon
+def list_(client: Client, *, limit: int | None, as_json: bool) -> None:
+    """List tenants, newest first."""
+    output.list_rows(
+        client.rows("/v1/tenants", {}, one_more(limit)),
+        ["tenant", "name", "state", "subscriptions", "created"],
+        _cells,
+        limit=limit,
+        as_json=as_json,
+        nothing="No tenants found.",
+    )
+
+
+@command.command("show", epilog=example("webhookd tenants show acme"))
+@tenant
+@json_option
+@asks_daemon
+def show(client: Client, *, tenant: str, as_json: bool) -> None:
+    """Show a tenant."""
+    _print(client.get(_path(tenant)), as_json=as_json)
+
+
+@command.command("set", epilog=example("webhookd tenants set acme --name 'Acme Ltd' --max-subscriptions 20"))
+@tenant
+@click.option("--name", help="A name for people.")
+@click.option(
+    "--active/--inactive",
+    default=None,
+    help="Inactive: nothing is sent to the tenant, and its deliveries wait.",
+)
+@click.option("--max-subscriptions", type=click.IntRange(min=0), help="The most subscriptions it may have.")
+@click.option("--no-limit", is_flag=True, help="Allow any number of subscriptions.")
+@json_option
+@asks_daemon
+def set_(client: Client, *, tenant: str, no_limit: bool, as_json: bool, **options: Any) -> None:
+    """Create a tenant, or change it."""
+    changes = ({"max_subscriptions": None} if no_limit else {}) | given(options)
+    _print(client.put(_path(tenant), changes), as_json=as_json)
+
+
+def _path(tenant: str) -> str:
+    """Return the path. The daemon answers 404 to a name that no tenant can have."""
+    return f"/v1/tenants/{quote(tenant, safe='')}"
+
+
+def _cells(row: Mapping[str, Any]) -> output.Row:
+    return (
+        output.text(row["tenant"]),
+        output.text(row["name"]),
+        _state(row),
+        _subscriptions(row),
+        output.time_cell(row["created_at"]),
+    )
+
+
+def _state(row: Mapping[str, Any]) -> output.Cell:
+    return output.state("active") if row["active"] else output.state("paused", "inactive")
+
+
+def _subscriptions(row: Mapping[str, Any]) -> str:
+    limit = row["max_subscriptions"]
+    return str(row["subscriptions"]) if limit is None else f"{row['subscriptions']} of {limit}"
+
+
+def _print(answer: Any, *, as_json: bool) -> None:
+    output.show_answer(answer, lambda answer: [output.fields(_facts(answer.value))], as_json=as_json)
+
+
+def _facts(row: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
+    yield "tenant", output.text(row["tenant"])
+    yield "name", output.text(row["name"])
+    yield "state", _state(row)
+    yield "subscriptions", _subscriptions(row)
+    yield "created", output.time_field(row["created_at"])
+    yield "changed", output.time_field(row["updated_at"])
