@@ -13,8 +13,8 @@ grant execute on function webhookd.is_row_error(text) to saga_orchestrator;
 create or replace function webhookd.patterns_of(event_type text) returns text[]
 language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_temp as $$
     select array[event_type, '*'] || array(
-        select left(event_type, p.place::integer) || '*'
-        from unnest(string_to_array(event_type, null)) with ordinality as p (letter, place) where p.letter = '.')
+        select array_to_string(w.words[1:i], '.') || '.*'
+        from (select string_to_array(event_type, '.') as words) w, generate_series(1, cardinality(w.words) - 1) i)
 $$;
 grant execute on function webhookd.patterns_of(text) to router_worker, webhookd_reader;
 

@@ -40,16 +40,22 @@ declare
     woken_text constant text := current_setting('webhookd.woken_at', true);
     woken_at constant double precision := case when woken_text ~ '^([0-9.]+|infinity)$' then woken_text else '-infinity' end;
     present constant double precision := extract(epoch from clock_timestamp());
+    is_foreign boolean;
+    has_bad_tenant boolean;
+    has_labels boolean;
 begin
-    if not exists (select from new_events) then  -- for example only duplicates: no wake-up
+    select bool_or(n.id not between 1 and (select q.last_value from events_id_seq q) or n.created_at <> now()),
+           bool_or(n.tenant <> '' and n.tenant !~ '^[A-Za-z0-9._:-]+$'), bool_or(n.labels is not null)
+    into is_foreign, has_bad_tenant, has_labels
+    from new_events n;
+    if is_foreign is null then  -- no row, for example only duplicates: no wake-up
         return null;
-    end if;
-    if exists (select from new_events n
-               where n.id not between 1 and (select q.last_value from events_id_seq q) or n.created_at <> now())
-    then
+    elsif is_foreign then
         raise exception using errcode = 'WH400', message = 'id and created_at of an event must be those that the database assigns';
+    elsif has_bad_tenant then
+        raise exception using errcode = 'WH400', message = 'tenant must be 1 to 100 letters, digits and . _ : -';
     end if;
-    if exists (select from new_events n where n.labels is not null) then
+    if has_labels then
         if exists (select from new_events n where n.labels is not null and not is_labels(n.labels)) then
             raise exception using
                 errcode = 'WH400',
@@ -123,21 +129,30 @@ $$;
 -- which cannot be deleted (events are append-only, and the change log refers to the subscription).
 create or replace function webhookd.check_new_sagas() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    is_wrong boolean;
+    is_resent boolean;
 begin
-    if exists (select from new_sagas n
-               where n.status <> 'Pending' or n.attempt_count <> 0 or n.final_error_code is not null or n.job_id is not null)
-        or exists (select from (select distinct n.subscription_id, e.tenant
-                                from new_sagas n left join events e on e.id = n.event_id) n
-                   where not exists (select from subscriptions u where u.id = n.subscription_id and u.tenant = n.tenant))
-        or exists (select from new_sagas n
-                   where num_nonnulls(n.resent_from, n.dead_letter_id) > 0
-                       and not exists (select from webhook_delivery_sagas o
-                                       left join dead_letters d on d.saga_id = o.id
-                                       where o.id = n.resent_from and o.event_id = n.event_id
-                                           and o.subscription_id = n.subscription_id
-                                           and (o.status in ('Completed', 'DeadLettered')) is true
-                                           and d.id is not distinct from n.dead_letter_id))
-    then
+    select bool_or(n.status <> 'Pending' or n.attempt_count <> 0 or n.final_error_code is not null or n.job_id is not null),
+           bool_or(num_nonnulls(n.resent_from, n.dead_letter_id) > 0)
+    into is_wrong, is_resent
+    from new_sagas n;
+    if is_wrong is false then
+        is_wrong := exists (select from (select distinct n.subscription_id, e.tenant
+                                         from new_sagas n left join events e on e.id = n.event_id) n
+                            where not exists (select from subscriptions u where u.id = n.subscription_id and u.tenant = n.tenant));
+    end if;
+    if is_resent and not is_wrong then
+        is_wrong := exists (select from new_sagas n
+                            where num_nonnulls(n.resent_from, n.dead_letter_id) > 0
+                                and not exists (select from webhook_delivery_sagas o
+                                                left join dead_letters d on d.saga_id = o.id
+                                                where o.id = n.resent_from and o.event_id = n.event_id
+                                                    and o.subscription_id = n.subscription_id
+                                                    and (o.status in ('Completed', 'DeadLettered')) is true
+                                                    and d.id is not distinct from n.dead_letter_id));
+    end if;
+    if is_wrong then
         raise exception using
             errcode = 'WH411',
             message = 'a new saga must be Pending, without attempts, job or error; its event and subscription must exist and have'

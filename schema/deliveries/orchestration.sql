@@ -137,12 +137,12 @@ begin
     perform require(subscription_window > 0, 'subscription_window must be at least 1');
     perform require(max_attempts > 0, 'max_attempts must be at least 1');
 
-    perform from orchestration_turn for update skip locked;
+    select exists (select from subscriptions u where u.id = any(subscription_ids) and u.max_per_second is not null)
+    into is_limited
+    from orchestration_turn for update skip locked;
     if not found then
         return;
     end if;
-
-    is_limited := exists (select from subscriptions u where u.id = any(subscription_ids) and u.max_per_second is not null);
     if is_limited then
         quotas := limit_quotas(subscription_ids, quotas);
     end if;

@@ -30,7 +30,12 @@ begin
     ), fan_out as materialized (
         select t.event_type, t.tenant, t.labels,
                array(select distinct s.subscription_id from subscription_types s
-                     where s.tenant = t.tenant and s.pattern = any(patterns_of(t.event_type)) and s.routable
+                     -- patterns_of, written out: a function with a fixed search_path cannot be inlined.
+                     where s.tenant = t.tenant and s.routable
+                         and s.pattern = any(array[t.event_type, '*'] || array(
+                             select array_to_string(w.words[1:i], '.') || '.*'
+                             from (select string_to_array(t.event_type, '.') as words) w,
+                                  generate_series(1, cardinality(w.words) - 1) i))
                          and (s.filter is null or s.filter <@ t.labels)) as ids
         from (select distinct l.event_type, l.tenant, l.labels from locked l) t
     ), taken as materialized (
