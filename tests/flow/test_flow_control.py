@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from itertools import combinations
 
 from tests.flow.conftest import HELD, PATIENT, MakeDaemon
 from tests.flow.test_lifecycle import publish_many
@@ -9,6 +10,7 @@ from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
 from tests.support.open_requests import OpenRequests
 from tests.support.waiting import CONDITION_TIMEOUT_SECONDS, until
+from webhookd.deliveries import subscriptions
 
 COMPLETED_OF = """
     select count(*) from webhookd.webhook_delivery_sagas where subscription_id = $1 and status = 'Completed'
@@ -126,3 +128,26 @@ async def test_freed_slot_is_used_at_once(flow: Flow, endpoint: Endpoint, make_d
     ).start()
     await publish_many(flow, 20, ["orders"])
     await until(flow.daemon, f"select ({COMPLETED_OF}) = 20", subscription_id)
+
+
+async def test_rate_limit_holds_over_three_instances(
+    flow: Flow, endpoint: Endpoint, make_daemon: MakeDaemon
+) -> None:
+    """No span of time has more requests than the limit and a burst; other subscriptions are not slowed.
+
+    A burst is one second's worth when attempts start. A busy instance may send those of one second together
+    with those of the next, so two are allowed here.
+    """
+    limit = 20
+    limited = await flow.subscribe("limited.type", endpoint.url("/limited"))
+    await subscriptions.update(flow.daemon, limited, {"max_per_second": limit})
+    await flow.subscribe("free.type", endpoint.url("/free"))
+    await asyncio.gather(*(make_daemon().start() for _ in range(3)))
+    query = "select webhookd.publish($1, '{}') from generate_series(1, $2::integer)"
+    await flow.daemon.execute(query, "limited.type", 5 * limit)
+    await flow.daemon.execute(query, "free.type", 5 * limit)
+    await endpoint.received(5 * limit, "/free")
+    assert len(endpoint.requests_for("/limited")) < 5 * limit, "the others did not wait for it"
+    arrived = [request.received_at for request in await endpoint.received(5 * limit, "/limited")]
+    for first, last in combinations(range(len(arrived)), 2):
+        assert last - first + 1 <= limit * (arrived[last] - arrived[first]) + 2 * limit

@@ -1,0 +1,102 @@
+"""Commands of a support engineer: tenants, events, test, replay, resend, retry, delete."""
+
+from tests.support.endpoint import Endpoint
+from tests.support.flow import Flow
+from tests.support.shell import Shell
+from tests.support.waiting import until
+
+DELIVERED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
+ROUTED = "select not exists (select from webhookd.event_routing_queue)"
+
+
+async def subscribed(cli: Shell, endpoint: Endpoint, *words: str) -> None:
+    """Create and verify a subscription."""
+    endpoint.echo_challenge()
+    await cli.done("subscriptions", "create", "order.*,invoice.paid", endpoint.url("/hook"), *words)
+    await cli.done("subscriptions", "verify", "1")
+
+
+async def test_tenant_gets_its_events(cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """Tenants are set and shown, and events are found by tenant, label, key and time."""
+    shown = await cli.done("tenants", "set", "acme", "--name", "Acme Ltd", "--max-subscriptions", "1")
+    assert "Acme Ltd" in shown.out
+    await subscribed(cli, endpoint, "--tenant", "acme", "--filter", "region=eu")
+    words = ("--tenant", "acme", "--label", "region=eu", "--key", "k", "--correlation-id", "c")
+    await cli.done("publish", "order.paid", "{}", *words)
+    await cli.done("publish", "order.paid", "{}")
+    await until(flow.daemon, DELIVERED, 1)
+    for query in (
+        ("--tenant", "acme"),
+        ("--label", "region=eu"),
+        ("--key", "k"),
+        ("--correlation-id", "c"),
+        ("--tenant", "acme", "--event-type", "order.paid", "--created-after", "1h"),
+    ):
+        [event] = (await cli.done("events", "list", *query, "--json")).documents
+        assert (event["id"], event["labels"]) == (1, {"region": "eu"})
+    assert "region=eu" in (await cli.done("events", "show", "1")).out
+    assert len((await cli.done("events", "list", "--json")).documents) == 2
+    [delivery] = (await cli.done("deliveries", "list", "--tenant", "acme", "--json")).documents
+    assert delivery["event_id"] == 1
+    refused = await cli.run("subscriptions", "create", "a", endpoint.url("/x"), "--tenant", "acme")
+    assert (refused.exit_code, "limit_reached" in refused.error) == (1, True)
+    assert "1 of 1" in (await cli.done("tenants", "list")).out
+    assert "inactive" in (await cli.done("tenants", "set", "acme", "--inactive", "--no-limit")).out
+    assert (await cli.run("tenants", "show", "globex")).exit_code == 1
+    for bad in (("--tenant", "a b"), ("--label", "region")):
+        assert (await cli.run("publish", "a", "{}", *bad)).exit_code in (1, 2), bad
+
+
+async def test_endpoint_is_tested(cli: Shell, endpoint: Endpoint) -> None:
+    """Exit code 1 if the endpoint fails; nothing is stored."""
+    await subscribed(cli, endpoint)
+    assert "200" in (await cli.done("subscriptions", "test", "1")).out
+    endpoint.answer(503)
+    words = ("subscriptions", "test", "1", "--event-type", "order.paid", "--payload", '{"a": 1}')
+    failed = await cli.run(*words)
+    assert (failed.exit_code, "503" in failed.out) == (1, True)
+    assert endpoint.requests[-1].body == b'{"a": 1}'
+    assert (await cli.done("events", "list")).out == ""
+
+
+async def test_missed_events_are_replayed(cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """Without --yes it counts, and exits with 1; with it, each is delivered once."""
+    for _ in range(3):
+        await cli.done("publish", "order.paid", "{}")
+    await until(flow.daemon, ROUTED)
+    await subscribed(cli, endpoint)
+    words = ("subscriptions", "replay", "1", "--since", "1h")
+    counted = await cli.run(*words)
+    assert (counted.exit_code, counted.out) == (1, "3 events, 3 match, 3 deliveries would be created\n")
+    assert "3 deliveries created" in (await cli.done(*words, "--yes")).out
+    await until(flow.daemon, DELIVERED, 3)
+    assert (await cli.done(*words)).out == "3 events, 0 match, 0 deliveries would be created\n"
+    again = await cli.done(*words, "--include", "all", "--yes", "--json")
+    assert again.documents[-1]["created"] == 3
+    assert (await cli.run("subscriptions", "replay", "1", "--since", "soon")).exit_code == 2
+
+
+async def test_delivery_is_resent_and_retried(cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """Resend a finished one, and make a waiting one due."""
+    await subscribed(cli, endpoint, "--base-delay-seconds", "3600")
+    await cli.done("publish", "order.paid", "{}")
+    await until(flow.daemon, DELIVERED, 1)
+    endpoint.answer(500)
+    assert (await cli.done("deliveries", "resend", "1")).out == "delivery 1: resent as delivery 2\n"
+    await until(
+        flow.daemon, "select status = 'PendingRetry' from webhookd.webhook_delivery_sagas where id = 2"
+    )
+    endpoint.answer(200)
+    assert "due now" in (await cli.done("deliveries", "retry", "2")).out
+    await until(flow.daemon, DELIVERED, 2)
+    assert "repeats" in (await cli.done("deliveries", "show", "2")).out
+    refused = await cli.run("deliveries", "retry", "2")
+    assert (refused.exit_code, "wrong_status" in refused.error) == (1, True)
+
+
+async def test_subscription_is_deleted_after_a_question(cli: Shell, endpoint: Endpoint) -> None:
+    """Without --yes and without an answer nothing is deleted."""
+    await subscribed(cli, endpoint)
+    assert (await cli.run("subscriptions", "delete", "1", given=b"n\n")).exit_code != 0
+    assert (await cli.done("subscriptions", "delete", "1", "--yes")).out == "subscription 1 is deleted\n"
+    assert (await cli.run("subscriptions", "show", "1")).exit_code == 1
