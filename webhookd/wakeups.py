@@ -168,7 +168,8 @@ class WakeUps:
 
     def _wake_freed(self) -> None:
         freed, self._freed = self._freed, set()
-        self.wake(Work.SAGAS, freed, notify=True)
+        if freed:
+            self.wake(Work.SAGAS, freed, notify=True)
 
     def _schedule_follow_up(self, work: Work) -> None:
         seconds = FOLLOW_UP_SECONDS / FOLLOW_UPS.get(work, 1)

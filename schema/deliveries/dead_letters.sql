@@ -48,7 +48,7 @@ begin
     if saga_id is null then
         insert into webhook_delivery_sagas as s (event_id, subscription_id, dead_letter_id, resent_from)
         values (letter.event_id, letter.subscription_id, letter.id, letter.buried_saga_id)
-        on conflict (dead_letter_id) where dead_letter_id is not null do nothing
+        on conflict do nothing  -- of both unique indexes: of the dead letter, and of live resends
         returning s.id into saga_id;
         created := found;
     end if;
@@ -111,19 +111,14 @@ end
 $$;
 grant execute on function webhookd.resend_delivery(bigint, text) to webhookd_app;
 
--- Resends finished sagas of a replay. Internal. Skips those whose event was sent to the subscription again since `started_at`, so that a
--- repeated replay creates each saga once, and those that are not finished or have a live resend.
+-- Resends finished sagas of a replay, each the latest of its event and subscription. Internal. Skips those that were created since
+-- `started_at`, so that a repeated replay creates each saga once, and those that are not finished.
 create or replace function webhookd.resend_deliveries(saga_ids bigint[], started_at timestamptz, dry_run boolean) returns integer
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     possible_ids constant bigint[] := array(
         select s.id from webhook_delivery_sagas s
-        left join dead_letters d on d.saga_id = s.id
-        where s.id = any(saga_ids) and (s.status in ('Completed', 'DeadLettered')) is true and s.created_at < started_at
-            and not exists (select from webhook_delivery_sagas r
-                            where r.event_id = s.event_id and r.subscription_id = s.subscription_id and r.resent_from is not null
-                                and (r.created_at >= started_at or r.dead_letter_id = d.id
-                                     or (r.resent_from = s.id and r.status not in ('Completed', 'DeadLettered')))));
+        where s.id = any(saga_ids) and (s.status in ('Completed', 'DeadLettered')) is true and s.created_at < started_at);
     resent integer := cardinality(possible_ids);
 begin
     if not dry_run then
@@ -165,7 +160,7 @@ begin
     perform require(only_tenant is null or only_tenant <> '', 'only_tenant must not be empty');
     if after_id <> 0 then
         select greatest(d.failed_at, since), case when d.failed_at >= since then d.id else 0 end into since, since_id
-        from dead_letters d where d.id = after_id;
+        from dead_letters d where d.id = after_id and (only_tenant is null or d.tenant = only_tenant);
         perform require(found, 'after_id must be 0 or the id of a dead letter');
     end if;
 
@@ -228,7 +223,7 @@ begin
     ), made as (
         insert into webhook_delivery_sagas (event_id, subscription_id, dead_letter_id, resent_from)
         select p.event_id, p.subscription_id, p.id, p.saga_id from possible p where not dry_run order by p.id
-        on conflict (dead_letter_id) where dead_letter_id is not null do nothing
+        on conflict do nothing
         returning subscription_id
     )
     select case when dry_run then (select count(*) from possible) else (select count(*) from made) end,

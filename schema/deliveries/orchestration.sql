@@ -145,6 +145,8 @@ begin
     end if;
     if is_limited then
         quotas := limit_quotas(subscription_ids, quotas);
+        -- The oldest first: a new event must not take the turn of those that wait for the limit.
+        saga_marks := array_fill(null::bigint, array[cardinality(subscription_ids)]);
     end if;
 
     loop

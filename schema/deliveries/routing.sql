@@ -159,8 +159,12 @@ begin
     created := cardinality(missing_ids);
     if include_all then
         created := created + resend_deliveries(
-            array(select s.id from webhook_delivery_sagas s
-                  where s.event_id = any(matching_ids) and s.subscription_id = subscription.id and s.resent_from is null),
+            array(select greatest(
+                      (select s.id from webhook_delivery_sagas s
+                       where s.event_id = m.id and s.subscription_id = subscription.id and s.resent_from is null),
+                      (select max(s.id) from webhook_delivery_sagas s
+                       where s.event_id = m.id and s.subscription_id = subscription.id and s.resent_from is not null))
+                  from unnest(matching_ids) as m (id)),
             started_at, dry_run);
     else
         matched := created;

@@ -90,10 +90,11 @@ begin
     insert into tenants (tenant) values (tenant) on conflict do nothing;
     created := found;
     select * into before from tenants t where t.tenant = put_tenant.tenant for no key update;
+    perform require((changes ->> 'max_subscriptions')::numeric between 0 and 2147483647 is not false,
+                    'max_subscriptions must be 0 to 2147483647');
     after := jsonb_populate_record(before, changes);
     perform require(length(after.name) <= 200 is not false, 'name must be at most 200 characters');
     perform require(after.active is not null, 'active must be true or false');
-    perform require(after.max_subscriptions >= 0 is not false, 'max_subscriptions must be 0 or more');
     update tenants t
     set name = after.name, active = after.active, max_subscriptions = after.max_subscriptions, updated_at = now()
     where t.tenant = put_tenant.tenant;
@@ -213,13 +214,13 @@ grant execute on function webhookd.delete_subscription(bigint, text) to webhookd
 
 -- Returns what a test request needs, which is sent at once and stored nowhere. `now` is the database's time.
 create or replace function webhookd.prepare_test(subscription_id bigint, only_tenant text default null)
-returns table (callback_url text, format text, secrets text[], headers jsonb, now timestamptz)
+returns table (callback_url text, format text, secrets text[], headers jsonb, now timestamptz, verified boolean)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 begin
     perform require(prepare_test.subscription_id is not null, 'subscription_id must not be null');
     return query
-    select u.callback_url::text, u.format, live_secrets(c), c.headers, clock_timestamp()
+    select u.callback_url::text, u.format, live_secrets(c), c.headers, clock_timestamp(), u.verified
     from subscriptions u join subscription_secrets c on c.subscription_id = u.id
     where u.id = prepare_test.subscription_id and u.deleted_at is null and (only_tenant is null or u.tenant = only_tenant);
     if not found then

@@ -622,7 +622,8 @@ FUNCTIONS: dict[str, Function] = {
             wrong("changes must be an object", changes="'[]'"),
             wrong("changes must be an object", changes="""'{"tenant": "b"}'"""),
             wrong("active must be true or false", changes="""'{"active": null}'"""),
-            wrong("max_subscriptions must be 0 or more", changes="""'{"max_subscriptions": -1}'"""),
+            wrong("max_subscriptions must be 0", changes="""'{"max_subscriptions": -1}'"""),
+            wrong("max_subscriptions must be 0", changes="""'{"max_subscriptions": 3000000000}'"""),
         ],
     ),
     "delete_subscription": Function(

@@ -305,7 +305,7 @@ async def two_orchestrators_and_a_failing_endpoint(race: Race) -> None:
 
 
 TOKEN_CHECK = "and j.lease_token = g.lease_token"
-ON_REQUEUED = "on conflict (dead_letter_id) where dead_letter_id is not null do nothing"
+ON_REQUEUED = "on conflict do nothing"
 ON_RESENT = (
     "on conflict (resent_from) where resent_from is not null and status in "
     "('Pending', 'InProgress', 'PendingRetry') do nothing"

@@ -89,6 +89,11 @@ DELIVERIES: list[tuple[DeliveryFacts, Reason, str]] = [
         "the subscription is paused",
     ),
     (
+        delivery(PENDING, subscription=INACTIVE._replace(deleted=True)),
+        Reason.HELD_DELETED,
+        "the subscription is deleted",
+    ),
+    (
         delivery(PENDING, subscription=DELIVERABLE._replace(tenant_active=False)),
         Reason.HELD_TENANT,
         "the tenant is not active",

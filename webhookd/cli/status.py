@@ -26,7 +26,7 @@ WAITING = {
     "delivery": "attempts to send",
     "results": "results to apply",
     "retry": "retries that are not due yet",
-    "held": "deliveries on hold: their subscription is paused or unverified",
+    "held": "deliveries on hold: their subscription is held",
 }
 
 

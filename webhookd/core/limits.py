@@ -8,6 +8,7 @@ limit at its boundary, in the API's types and in the database, so that the two c
 EVENT_TYPE = r"^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*\Z"
 # A type, everything below a prefix (order.*), or everything (*).
 EVENT_PATTERN = r"^([a-zA-Z0-9_]+\.)*([a-zA-Z0-9_]+|\*)\Z"
+SECRET = r"^whsec_[A-Za-z0-9+/]*={0,2}\Z"  # noqa: S105  a pattern, not a secret
 TENANT = r"^[A-Za-z0-9._:-]+\Z"
 # A text that fits in one line of a log: no control character (the two ranges of [[:cntrl:]], in any locale)
 # and no half of a surrogate pair.
@@ -33,6 +34,7 @@ MAX_EVENT_TYPE_CHARACTERS = 100
 MAX_KEY_CHARACTERS = 255  # idempotency keys and correlation ids
 MAX_TENANT_CHARACTERS = 100
 MAX_TENANT_NAME_CHARACTERS = 200
+MAX_SUBSCRIPTIONS = 2**31 - 1  # of a tenant
 MAX_LABELS = 20
 MAX_LABEL_CHARACTERS = 100  # of a name, and of a value
 # The job queue publishes these event types itself; an application must not.
@@ -43,6 +45,7 @@ MAX_BATCH_EVENTS = 1000
 
 # Subscriptions
 MAX_EVENT_TYPES = 100
+MAX_SECRET_CHARACTERS = 100
 MAX_PER_SECOND = 1_000_000
 MAX_URL_CHARACTERS = 500
 MAX_DESCRIPTION_CHARACTERS = 500

@@ -77,16 +77,12 @@ def piece(
     columns to read, including the range's, if the table has a column that the role may not read. `only` is
     the predicate of a partial index, which must be literal text for the planner to use that index. `tests`
     are conditions that the index does not serve: rows that fail them are read and left out. Then the scan
-    must not leave the range to fill the page, so it ends where the first column changes.
+    must not leave the range to fill the page, so its ends are checked inside of the LIMIT too.
     """
     conditions = [only, _start(part, mark, arguments), *tests]
-    if tests and part.equal:
-        conditions.append(_compared(part.columns, ">=", part.equal, arguments))
-    ends = [
-        f"{column} = {arguments.add(value)}" for column, value in zip(part.columns, part.equal, strict=False)
-    ]
-    if part.at_least is not None:
-        ends.append(f"{part.columns[len(part.equal)]} >= {arguments.add(part.at_least)}")
+    if tests:
+        conditions += _ends(part, arguments)
+    ends = _ends(part, arguments)
     query = _PIECE.format(
         shown=shown,
         table=table,
@@ -96,6 +92,16 @@ def piece(
         limit=arguments.add(limit),
     )
     return " ".join([query, *(["where", " and ".join(ends)] if ends else [])])
+
+
+def _ends(part: Range, arguments: Arguments) -> list[str]:
+    """Return the conditions of the range, without the start of the page."""
+    ends = [
+        f"{column} = {arguments.add(value)}" for column, value in zip(part.columns, part.equal, strict=False)
+    ]
+    if part.at_least is not None:
+        ends.append(f"{part.columns[len(part.equal)]} >= {arguments.add(part.at_least)}")
+    return ends
 
 
 def _start(part: Range, mark: tuple[object, ...] | None, arguments: Arguments) -> str:

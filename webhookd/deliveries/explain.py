@@ -26,6 +26,7 @@ class Reason(StrEnum):
     UNVERIFIED = "unverified"  # not verified when the event was routed
     CHANGED_MEANWHILE = "changed_meanwhile"  # changed by a transaction that was not committed yet
     # The delivery waits.
+    HELD_DELETED = "held_deleted"  # the subscription is deleted: it waits forever
     HELD_PAUSED = "held_paused"  # the subscription is paused
     HELD_TENANT = "held_tenant"  # the subscription's tenant is not active
     HELD_INACTIVE = "held_inactive"  # the subscription is disabled
@@ -48,7 +49,15 @@ class Reason(StrEnum):
     REQUEUED = "requeued"  # dead-lettered, and requeued as a new delivery
 
 
-HELD = frozenset({Reason.HELD_PAUSED, Reason.HELD_TENANT, Reason.HELD_INACTIVE, Reason.HELD_UNVERIFIED})
+HELD = frozenset(
+    {
+        Reason.HELD_DELETED,
+        Reason.HELD_PAUSED,
+        Reason.HELD_TENANT,
+        Reason.HELD_INACTIVE,
+        Reason.HELD_UNVERIFIED,
+    }
+)
 
 _TEXTS = {
     Reason.WAITS_FOR_ROUTING: "The event is waiting to be routed.",
@@ -59,6 +68,7 @@ _TEXTS = {
     Reason.FILTERED: "Not routed: the event does not have the labels of the subscription's filter.",
     Reason.INACTIVE: "Not routed: the subscription was disabled when the event was routed.",
     Reason.UNVERIFIED: "Not routed: the subscription was not verified when the event was routed.",
+    Reason.HELD_DELETED: "Held: the subscription is deleted. The delivery will not be sent.",
     Reason.HELD_PAUSED: "Held: the subscription is paused. Holding uses no attempts.",
     Reason.HELD_TENANT: "Held: the tenant is not active. Holding uses no attempts.",
     Reason.HELD_INACTIVE: "Held: the subscription is disabled. Holding uses no attempts.",
@@ -81,6 +91,7 @@ class SubscriptionState(NamedTuple):
     accepts_labels: bool = True  # its filter accepted the event's labels
     paused: bool = False
     tenant_active: bool = True
+    deleted: bool = False
 
     @property
     def is_routable(self) -> bool:
@@ -216,7 +227,9 @@ def _dead_lettered(facts: DeliveryFacts) -> Explanation:
 
 def _held(facts: DeliveryFacts) -> Explanation | None:
     subscription = facts.subscription
-    if not subscription.active:
+    if subscription.deleted:
+        reason = Reason.HELD_DELETED
+    elif not subscription.active:
         reason = Reason.HELD_INACTIVE
     elif not subscription.verified:
         reason = Reason.HELD_UNVERIFIED
@@ -256,14 +269,13 @@ def _time(value: datetime) -> str:
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# Routing creates all deliveries of an event in one statement, so their time is the time of routing. Without
-# any, the event's own time stands in for it.
+# Routing creates all deliveries of an event in one statement, so their time is the time of routing; a replay
+# creates later ones. Without any, the event's own time stands in for it.
 _ROUTING = """
     select exists (select from webhookd.event_routing_queue q where q.event_id = e.id) as is_queued,
         webhookd.patterns_of(e.event_type) as patterns,
-        coalesce((select g.created_at from webhookd.webhook_delivery_sagas g
-                  where g.event_id = e.id and g.resent_from is null
-                  order by g.subscription_id limit 1), e.created_at) as routed_at
+        coalesce((select min(g.created_at) from webhookd.webhook_delivery_sagas g
+                  where g.event_id = e.id and g.resent_from is null), e.created_at) as routed_at
     from webhookd.events e where e.id = $1"""
 
 # The facts about a saga g and its subscription s: the last attempt (uniq_job_saga_attempt), the dead letter
@@ -271,7 +283,8 @@ _ROUTING = """
 # health, and whether other attempts are in the way (idx_saga_in_progress, counted up to the window).
 _FACTS = """
         s.id as subscription_id, s.callback_url, s.active, s.verified, s.paused, s.tenant_active,
-        s.max_attempts, g.id as saga_id, g.status, g.attempt_count, g.next_attempt_at, g.final_error_code,
+        s.deleted_at is not null as deleted, s.max_attempts, g.id as saga_id, g.status, g.attempt_count,
+        g.next_attempt_at, g.final_error_code,
         g.dead_letter_id, g.resent_from,
         g.next_attempt_at <= now() as is_due,
         j.status as attempt_status, j.worker_id, j.lease_until, j.finished_at,
@@ -400,7 +413,11 @@ def _explained(row: Row, limits: Limits) -> Explanation:
     facts = row | {
         "status": SagaStatus(row["status"]),
         "subscription": SubscriptionState(
-            row["active"], row["verified"], paused=row["paused"], tenant_active=row["tenant_active"]
+            row["active"],
+            row["verified"],
+            paused=row["paused"],
+            tenant_active=row["tenant_active"],
+            deleted=row["deleted"],
         ),
         "attempt_limit": row["max_attempts"] or limits.max_attempts,
         "attempt_status": row["attempt_status"] and AttemptStatus(row["attempt_status"]),

@@ -26,7 +26,10 @@ _EVENTS = """
     select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.tenant,
         coalesce(e.labels, '{{}}') as labels
     from ({0}) e"""
-_EVENTS_OF_LABEL = "select e.* from ({0}) l join webhookd.events e on e.id = l.event_id"
+# OFFSET 0 keeps the planner from walking all events in their order, to find those of the labels.
+_EVENTS_OF_LABEL = """
+    select e.* from ({0}) l
+    cross join lateral (select * from webhookd.events k where k.id = l.event_id offset 0) e"""
 _EVENTS_OF_KEY = """
     select * from (select * from webhookd.events e where e.idempotency_key = {0} and {1} offset 0) e
     order by e.created_at desc, e.id desc limit {2}"""
@@ -258,7 +261,6 @@ async def subscriptions(
     arguments = Arguments()
     equals = {
         "s.tenant": tenant,
-        "s.event_type": event_type,
         "s.active": active,
         "s.paused": paused,
         "s.verified": verified,
@@ -266,6 +268,8 @@ async def subscriptions(
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
     if page.after_id is not None:
         tests.append(f"s.id < {arguments.add(page.after_id)}")
+    if event_type is not None:
+        tests.append(f"{arguments.add(event_type)} = any(s.event_types)")
     if search is not None:
         tests.append(_FOUND_SUBSCRIPTION.format(arguments.add(search.lower())))
     where = " and ".join(["s.deleted_at is null", *tests])
@@ -365,7 +369,8 @@ async def _saga_page(
         tests.append(_HAS_EVENT_TYPE.format(arguments.add(selection.event_type)))
     if selection.error_code is not None:
         tests.append(f"g.final_error_code = {arguments.add(selection.error_code)}")
-    if selection.tenant is not None:
+    # The tenant alone selects by its subscriptions.
+    if selection.tenant is not None and (selection.event_id or selection.subscription_id):
         tests.append(_HAS_TENANT.format(arguments.add(selection.tenant)))
     return _SagaPage(below_id, page.limit, tuple(tests))
 

@@ -34,6 +34,7 @@ class Test(NamedTuple):
     secrets: list[str]
     headers: str  # a JSON object of strings
     now: datetime
+    verified: bool
 
 
 class Rotated(NamedTuple):

@@ -34,6 +34,7 @@ _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in _BRACKETS)
 # Shown in place of the regular expression that a value does not match.
 FORMATS = {
     "event_type": "words of letters, digits and _, joined by dots",
+    "tenant": "1 to 100 letters, digits and . _ : -",
     "idempotency_key": f"1 to {MAX_KEY_CHARACTERS} characters without control characters",
     "correlation_id": "visible ASCII, without spaces at the ends",
 }

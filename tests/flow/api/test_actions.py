@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.flow.conftest import MakeApi
 from tests.support.api import Client
-from tests.support.endpoint import Endpoint
+from tests.support.endpoint import Connection, Endpoint, Request
 from tests.support.flow import EVENT_TYPE, LARGE, Flow
 from tests.support.traffic import verifies
 from tests.support.waiting import until
@@ -79,6 +79,18 @@ async def test_test_event_is_sent_at_once(api: Client, endpoint: Endpoint, flow:
     body = json.loads((await endpoint.received(3))[-1].body)
     assert (body["type"], body["data"]) == ("a.b", {"x": 1})
     assert await flow.daemon.fetchval("select count(*) from webhookd.events") == 0
+    reserved = await api.post("/v1/subscriptions/1/test", {"event_type": "dot.job.made"})
+    assert reserved.problem == (422, "invalid_request")
+
+    async def reply(_: Request, connection: Connection) -> bool:
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        return True
+
+    endpoint.behave(reply)
+    assert (await api.post("/v1/subscriptions/1/test")).body["response_excerpt"] == "hello"
+    await flow.unverify(1)
+    hidden = (await api.post("/v1/subscriptions/1/test")).body
+    assert (hidden["delivered"], hidden["response_excerpt"]) == (True, "")
     await flow.superuser.execute("update webhookd.subscriptions set callback_url = 'https://10.0.0.1/'")
     assert (await api.post("/v1/subscriptions/1/test")).problem == (422, "address_blocked")
 
@@ -103,6 +115,7 @@ async def test_past_events_are_replayed(api: Client, endpoint: Endpoint, flow: F
     await until(flow.daemon, DELIVERED, 2)
     again = everything | {"started_at": repeated["started_at"]}
     assert (await api.post(path, again)).body["created"] == 0
+    assert (await api.post(path, everything)).body["created"] == 1, "the latest delivery is repeated"
     narrow = SINCE | {"event_types": ["nothing.*"], "include": "all"}
     assert (await api.post(path, narrow)).body["matched"] == 0
     for wrong in ({"since": "2099-01-01T00:00:00Z"}, SINCE | {"until": "2019-01-01T00:00:00Z"}):

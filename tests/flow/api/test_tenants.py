@@ -161,6 +161,11 @@ async def test_bound_token_writes_only_to_its_tenant(
     everything = {"dry_run": False, "filter": {"error_code": "HTTP_500"}}
     requeued = await stranger.post("/v1/dead-letters/requeue", everything)
     assert (requeued.body["matched"], requeued.body["requeued"]) == (0, 0)
+    for after_id in (1, 999):
+        answer = await stranger.post("/v1/dead-letters/requeue", {"after_id": after_id})
+        assert answer.problem == (422, "invalid_request"), (
+            "another tenant's id looks like one that is unknown"
+        )
     others = {"dry_run": False, "filter": {"tenant": "acme"}}
     assert (await stranger.post("/v1/dead-letters/requeue", others)).problem == (404, "not_found")
     assert await contents(flow) == before
@@ -184,5 +189,7 @@ async def test_tenant_is_created_changed_and_listed(make_api: MakeApi) -> None:
     new = {"event_types": ["a"], "callback_url": "https://receiver.example/", "tenant": "acme"}
     assert (await api.post("/v1/subscriptions", new)).status == 201
     assert (await api.post("/v1/subscriptions", new)).problem == (409, "limit_reached")
+    too_many = await api.request("PUT", "/v1/tenants/acme", json={"max_subscriptions": 3_000_000_000})
+    assert too_many.problem == (422, "invalid_request")
     assert (await api.get("/v1/tenants/globex")).problem == (404, "not_found")
     assert (await api.request("PUT", "/v1/tenants/a%20b", json={})).problem == (404, "not_found")

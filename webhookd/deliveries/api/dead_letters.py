@@ -98,9 +98,7 @@ class RequeueResult(TypedDict):
     requeued: fields.Count
     skipped: Annotated[
         int,
-        Meta(
-            ge=0, examples=[0], description="requeued before, or its subscription is paused or not verified"
-        ),
+        Meta(ge=0, examples=[0], description="requeued before, or nothing is routed to its subscription"),
     ]
     last_id: NotRequired[
         Annotated[

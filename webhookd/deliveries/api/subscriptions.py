@@ -11,7 +11,15 @@ from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
 from webhookd.context import Context
-from webhookd.core.limits import MAX_ID, MAX_PER_SECOND, MAX_REPLAY_LIMIT, MAX_URL_CHARACTERS
+from webhookd.core.limits import (
+    MAX_ID,
+    MAX_PER_SECOND,
+    MAX_REPLAY_LIMIT,
+    MAX_SECRET_CHARACTERS,
+    MAX_URL_CHARACTERS,
+    RESERVED_EVENT_TYPE_PREFIX,
+    SECRET,
+)
 from webhookd.core.settings import VerificationMethod
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Row
@@ -99,7 +107,14 @@ class NewSubscription(msgspec.Struct, forbid_unknown_fields=True):
     headers: fields.CustomHeaders = {}
     description: fields.Description | None = None
     secret: (
-        Annotated[str, Meta(description="to migrate from another system; otherwise one is generated")]
+        Annotated[
+            str,
+            Meta(
+                max_length=MAX_SECRET_CHARACTERS,
+                pattern=SECRET,
+                description="to migrate from another system; otherwise one is generated",
+            ),
+        ]
         | UnsetType
     ) = UNSET
 
@@ -302,8 +317,13 @@ class EndpointRequests:
         )
 
     async def test(self, subscription_id: int, test: TestSubscription, tenant: str | None) -> Outcome:
-        """Send a test event, and return how the endpoint responded."""
+        """Send a test event, and return how the endpoint responded.
+
+        Without the response of an endpoint that is not verified: it may not be the subscriber's own.
+        """
         prepared = await self._database.run(subscriptions.prepare_test, subscription_id, tenant)
+        if test.event_type.startswith(RESERVED_EVENT_TYPE_PREFIX):
+            raise invalid(f"event_type must not start with {RESERVED_EVENT_TYPE_PREFIX}")
         body = TEST_PAYLOAD if isinstance(test.payload, UnsetType) else bytes(test.payload)
         if prepared.format == "standard":
             body = _standard_body(test.event_type, prepared.now, body)
@@ -311,7 +331,8 @@ class EndpointRequests:
         headers = _signed_headers(
             prepared.secrets, prepared.headers, message_id, test.event_type, prepared.now, body
         )
-        return await self._send(prepared.callback_url, headers, body)
+        outcome = await self._send(prepared.callback_url, headers, body)
+        return outcome if prepared.verified else outcome._replace(response_excerpt=b"")
 
     async def _send(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
         if self._free.locked():
@@ -532,7 +553,8 @@ class Subscriptions(DatabaseResource):
         "Deliver past events",
         ReplayResult,
         description="Delivers events of the past that match the subscription now. By default it only counts: "
-        "set `dry_run` to false to create the deliveries. Safe to repeat.",
+        "set `dry_run` to false to create the deliveries. To repeat or continue it with `include: all`, pass "
+        "the `started_at` of the first response, so that nothing is sent twice.",
         body=ReplaySubscription,
         own_problems=((409, "subscription_held"),),
         for_tenants=True,

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from webhookd.core.limits import FREE_TEXT, MAX_TENANT_NAME_CHARACTERS
+from webhookd.core.limits import FREE_TEXT, MAX_SUBSCRIPTIONS, MAX_TENANT_NAME_CHARACTERS
 from webhookd.deliveries import reads, tenants
 from webhookd.http import fields
 from webhookd.http.auth import tenant_of
@@ -29,7 +29,8 @@ Active: TypeAlias = Annotated[
     ),
 ]
 MaxSubscriptions: TypeAlias = Annotated[
-    fields.Count | None, Meta(description="the most subscriptions it may have; null: no limit")
+    Annotated[int, Meta(ge=0, le=MAX_SUBSCRIPTIONS, examples=[20])] | None,
+    Meta(description="the most subscriptions it may have; null: no limit"),
 ]
 
 

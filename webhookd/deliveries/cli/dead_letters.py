@@ -195,7 +195,7 @@ def _print_counts(counts: Counter[str], what: str, *, as_json: bool, dry_run: bo
         output.show_json(msgspec.json.encode({**counts, "dry_run": dry_run}))
         return
     matched, requeued, skipped = counts.values()
-    why = " (already requeued, or the subscription is paused or unverified)" if skipped else ""
+    why = " (already requeued, or the subscription is disabled, deleted or unverified)" if skipped else ""
     click.echo(f"{matched} match, {requeued} {what}, {skipped} skipped{why}")
 
 

@@ -25,7 +25,7 @@ from webhookd.core.states import SagaStatus
 # Enough of an endpoint's response to recognise the error page of a proxy or a framework.
 EXCERPT_CHARACTERS = 60
 
-HELD = "held: the subscription is paused, disabled or unverified"
+HELD = "held: see `deliveries show`"
 
 delivery_ids = click.argument("delivery_ids", metavar="ID...", type=row_id, nargs=-1, required=True)
 

@@ -1,5 +1,6 @@
 """`webhookd tenants`: creates, changes and lists tenants."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -9,6 +10,7 @@ import click
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, given, json_option, listing_options, one_more
+from webhookd.core.limits import MAX_TENANT_CHARACTERS, TENANT
 
 tenant = click.argument("tenant", metavar="TENANT")
 
@@ -61,7 +63,9 @@ def set_(client: Client, *, tenant: str, no_limit: bool, as_json: bool, **option
 
 
 def _path(tenant: str) -> str:
-    """Return the path. The daemon answers 404 to a name that no tenant can have."""
+    """Return the path of a tenant. No tenant can have another name: the daemon would only say "not found"."""
+    if not re.match(TENANT, tenant) or len(tenant) > MAX_TENANT_CHARACTERS:
+        raise click.UsageError("a tenant is 1 to 100 letters, digits and . _ : -")
     return f"/v1/tenants/{quote(tenant, safe='')}"
 
 
