@@ -74,8 +74,8 @@ Held: TypeAlias = Annotated[
     bool,
     Meta(
         examples=[False],
-        description="its subscription is paused, disabled, deleted or not verified, or its tenant is not active, "
-        "and none of its requests is in flight",
+        description="its subscription is paused, disabled, deleted or not verified, or its tenant is not "
+        "active, and none of its requests is in flight",
     ),
 ]
 

@@ -112,6 +112,7 @@ class NewSubscription(msgspec.Struct, forbid_unknown_fields=True):
             Meta(
                 max_length=MAX_SECRET_CHARACTERS,
                 pattern=SECRET,
+                examples=["whsec_YW4gZXhhbXBsZSwgbm90IGEgc2VjcmV0IQ=="],
                 description="to migrate from another system; otherwise one is generated",
             ),
         ]
