@@ -199,7 +199,7 @@ async def test_tenant_is_created_by_put_or_by_its_first_subscription(flow: Flow)
 
 
 async def test_rate_limit_bounds_what_is_started(flow: Flow) -> None:
-    """A full bucket is one second's worth; it fills with time, and attempts that nobody leased count."""
+    """A bucket holds the attempts of one second, refills with time, and counts attempts without a lease."""
     limited = await subscribe(flow, "*", max_per_second=2)
     free = await subscribe(flow, "*")
     for _ in range(12):

@@ -67,7 +67,7 @@ class Flow:
         await subscriptions.complete_verification(self.daemon, subscription_id, verification.challenge)
 
     async def unverify(self, subscription_id: int) -> None:
-        """Take the verification back, as only an operator with SQL can."""
+        """Set `verified` to false, as only an operator with SQL can."""
         await self.superuser.execute(
             "update webhookd.subscriptions set verified = false where id = $1", subscription_id
         )
