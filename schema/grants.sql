@@ -3,18 +3,22 @@
 
 revoke all on all tables in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobqueue, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, webhookd_reader, workflow_admin, dot_executor,
+    webhookd_app;
 revoke all on all sequences in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobqueue, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, webhookd_reader, workflow_admin, dot_executor,
+    webhookd_app;
 revoke all on schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobqueue, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, webhookd_reader, workflow_admin, dot_executor,
+    webhookd_app;
 revoke execute on all functions in schema webhookd from public;
 
 grant usage on schema webhookd to
     event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobqueue, webhookd_reader, workflow_admin, dot_executor, webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, webhookd_reader, workflow_admin, dot_executor,
+    webhookd_app;
 
 -- publish() has the privileges of event_ingest_writer, but belongs to webhookd_ingest, which only the migrator is a member of.
 grant select, insert on webhookd.events to event_ingest_writer, webhookd_ingest;
@@ -45,6 +49,24 @@ grant select, insert, update on webhookd.subscriptions, webhookd.subscription_se
 grant delete on webhookd.subscription_secrets to subscription_admin;
 grant select on webhookd.endpoint_health to subscription_admin;
 
+-- Retention and erasure. A row lock needs UPDATE on one column; triggers check every change.
+grant select, delete on webhookd.events, webhookd.event_labels, webhookd.event_routing_queue, webhookd.job_event_queue,
+    webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters, webhookd.subscriptions,
+    webhookd.subscription_types, webhookd.subscription_rates, webhookd.subscription_secrets, webhookd.subscription_changes,
+    webhookd.endpoint_health, webhookd.tenants, webhookd.job_queue, webhookd.job_command_run, webhookd.job_workflow to retention_keeper;
+grant update (payload, payload_removed_at) on webhookd.events to retention_keeper;
+grant update (payload_snapshot) on webhookd.dead_letters to retention_keeper;
+grant update (updated_at) on webhookd.webhook_delivery_sagas, webhookd.subscriptions, webhookd.tenants to retention_keeper;
+grant insert (tenant) on webhookd.tenants to retention_keeper;
+grant update (lease_until) on webhookd.webhook_delivery_jobs to retention_keeper;
+grant update (event_id) on webhookd.event_routing_queue, webhookd.job_event_queue to retention_keeper;
+grant update (status) on webhookd.job_queue, webhookd.job_workflow to retention_keeper;
+grant select, update on webhookd.retention_turn, webhookd.retention_progress to retention_keeper;
+grant select, insert, update, delete on webhookd.retention_kept to retention_keeper;
+grant select, insert, update on webhookd.erasures to retention_keeper;
+grant select on webhookd.erasures to subscription_admin;
+
+grant select on webhookd.retention_turn, webhookd.retention_progress, webhookd.retention_kept, webhookd.erasures to webhookd_reader;
 grant select on webhookd.events, webhookd.event_labels, webhookd.tenants, webhookd.subscriptions, webhookd.subscription_types, webhookd.subscription_changes,
     webhookd.endpoint_health, webhookd.event_routing_queue, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters,
     webhookd.schema_migrations, webhookd.schema_code to webhookd_reader;

@@ -5,7 +5,7 @@
 -- instructions and 54 bytes of WAL. No statement of the hot path has a trigger with a WHEN clause, except for saga_has_dead_letter, because PostgreSQL parses the
 -- text of each clause again for each statement; guards.sql says what that costs.
 
--- events, dead letters: append only -----------------------------------------------------------------------------
+-- events, dead letters: append only, but for retention ------------------------------------------------------------
 -- Triggers instead of revoked privileges of the owner: foreign key checks lock the referenced rows as the owner.
 
 create or replace trigger events_immutable before update or delete or truncate on webhookd.events
@@ -13,6 +13,13 @@ create or replace trigger events_immutable before update or delete or truncate o
 
 create or replace trigger dead_letters_immutable before update or delete or truncate on webhookd.dead_letters
     for each statement execute function webhookd.refuse_change();
+
+create or replace trigger event_payload_removed after update on webhookd.events
+    for each row execute function webhookd.check_payload_removed();
+create or replace trigger snapshot_removed after update on webhookd.dead_letters
+    for each row execute function webhookd.check_snapshot_removed();
+create or replace trigger event_without_sagas after delete on webhookd.events
+    referencing old table as old_events for each statement execute function webhookd.refuse_event_in_use();
 
 create or replace trigger events_enqueue after insert on webhookd.events
     referencing new table as new_events for each statement execute function webhookd.enqueue_events();
@@ -47,6 +54,12 @@ create or replace trigger subscription_types_changed after update on webhookd.su
     execute function webhookd.index_subscription_types();
 
 
+create or replace trigger subscription_without_sagas after delete on webhookd.subscriptions
+    referencing old table as old_subscriptions for each statement execute function webhookd.refuse_subscription_in_use();
+create or replace trigger subscriptions_kept before delete on webhookd.subscriptions
+    for each statement execute function webhookd.refuse_change();
+
+
 -- sagas -----------------------------------------------------------------------------------------------------------
 
 create or replace trigger saga_created after insert on webhookd.webhook_delivery_sagas
@@ -62,8 +75,10 @@ create or replace trigger saga_identity after update of id, event_id, subscripti
             is distinct from (new.id, new.event_id, new.subscription_id, new.dead_letter_id, new.resent_from, new.created_at))
     execute function webhookd.refuse_transition('saga');
 
-create or replace trigger saga_of_jobs after delete on webhookd.webhook_delivery_sagas
-    referencing old table as old_sagas for each statement execute function webhookd.refuse_delete_with_jobs();
+create or replace trigger sagas_kept before delete on webhookd.webhook_delivery_sagas
+    for each statement execute function webhookd.refuse_change();
+create or replace trigger saga_removed after delete on webhookd.webhook_delivery_sagas
+    referencing old table as old_sagas for each statement execute function webhookd.refuse_live_saga();
 
 drop trigger if exists saga_has_dead_letter on webhookd.webhook_delivery_sagas;  -- a constraint trigger cannot be replaced
 create constraint trigger saga_has_dead_letter after update on webhookd.webhook_delivery_sagas
@@ -87,6 +102,12 @@ create or replace trigger attempt_identity after update of id, saga_id, subscrip
             is distinct from
         (new.id, new.saga_id, new.subscription_id, new.event_id, new.attempt, new.attempt_at, new.created_at))
     execute function webhookd.refuse_transition('job');
+
+
+create or replace trigger attempts_kept before delete or truncate on webhookd.webhook_delivery_jobs
+    for each statement execute function webhookd.refuse_change();
+create or replace trigger attempt_removed after delete on webhookd.webhook_delivery_jobs
+    referencing old table as old_jobs for each statement execute function webhookd.refuse_live_job();
 
 
 -- dead letters ----------------------------------------------------------------------------------------------------

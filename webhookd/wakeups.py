@@ -41,6 +41,7 @@ class Work(StrEnum):
     ATTEMPTS = "webhookd_attempts"  # pending, to be claimed
     RESULTS = "webhookd_results"  # reported, to be applied; ids are attempts
     LEASES = "webhookd_leases"  # to be checked before the reaper's interval ends
+    ERASURES = "webhookd_erasures"  # requested
 
 
 # Checks after a NOTIFY, spread over FOLLOW_UP_SECONDS. Events get several: a session that publishes one event

@@ -17,6 +17,16 @@ language sql security definer set search_path = pg_catalog, webhookd, pg_temp as
 $$;
 grant execute on function webhookd.bury(bigint[]) to saga_orchestrator;
 
+create or replace function webhookd.refuse_without_payload(event_id bigint) returns void
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    raise exception using
+        errcode = 'WH417',
+        message = format('the payload of event %s was removed', event_id),
+        hint = 'Retention removes payloads after retention.payloads_days.';
+end
+$$;
+
 -- Creates a new saga for the same event and subscription, at most once for each dead letter. Later and concurrent calls return
 -- the existing saga (`created` is false). With `only_tenant`, the dead letters of others do not exist.
 create or replace function webhookd.requeue_dead_letter(dead_letter_id bigint, only_tenant text default null)
@@ -25,8 +35,12 @@ language plpgsql security definer set search_path = pg_catalog, webhookd, pg_tem
 #variable_conflict use_column
 declare
     letter record;
+    event_is_locked boolean;
 begin
     perform require(requeue_dead_letter.dead_letter_id is not null, 'dead_letter_id must not be null');
+    event_is_locked := lock_events(array(
+        select d.event_id from dead_letters d where d.id = requeue_dead_letter.dead_letter_id)) <> '{}';
+    -- After the lock: retention may have removed the dead letter until then.
     select d.id, d.saga_id as buried_saga_id, d.event_id, d.subscription_id, u.routable, r.id as saga_id into letter
     from dead_letters d
     join subscriptions u on u.id = d.subscription_id
@@ -35,7 +49,9 @@ begin
     if not found then
         raise exception using errcode = 'WH404', message = format('dead letter %s does not exist', requeue_dead_letter.dead_letter_id);
     end if;
-    if letter.saga_id is null and not letter.routable then
+    if letter.saga_id is null and not event_is_locked then
+        perform refuse_without_payload(letter.event_id);
+    elsif letter.saga_id is null and not letter.routable then
         raise exception using
             errcode = 'WH412',
             message = format('subscription %s is not active and verified', letter.subscription_id),
@@ -68,8 +84,12 @@ language plpgsql security definer set search_path = pg_catalog, webhookd, pg_tem
 #variable_conflict use_column
 declare
     finished record;
+    event_is_locked boolean;
 begin
     perform require(resend_delivery.saga_id is not null, 'saga_id must not be null');
+    event_is_locked := lock_events(array(
+        select s.event_id from webhook_delivery_sagas s where s.id = resend_delivery.saga_id)) <> '{}';
+    -- After the lock: retention may have removed the delivery until then.
     select s.id, s.event_id, s.subscription_id, s.status, u.routable, d.id as dead_letter_id into finished
     from webhook_delivery_sagas s
     join subscriptions u on u.id = s.subscription_id
@@ -86,6 +106,9 @@ begin
         return;
     end if;
 
+    if not event_is_locked then
+        perform refuse_without_payload(finished.event_id);
+    end if;
     subscription_id := finished.subscription_id;
     loop
         select s.id into new_saga_id from webhook_delivery_sagas s
@@ -135,8 +158,8 @@ $$;
 grant execute on function webhookd.resend_deliveries(bigint[], timestamptz, boolean) to router_worker;
 
 -- Requeues one batch of the dead letters that match the filter, oldest first; a null filter matches all. Call it again with
--- `last_id` until `matched` is less than the batch size. `skipped` counts dead letters that were requeued before or whose
--- subscription is not active and verified. A dry run only counts.
+-- `last_id` until `matched` is less than the batch size. `skipped` counts dead letters that were requeued before, whose payload was
+-- removed, or whose subscription is not active and verified. A dry run only counts.
 --
 -- A batch is a range of one index, read in its order: idx_dead_failed, idx_dead_subscription, idx_dead_error,
 -- idx_dead_subscription_error, idx_dead_tenant or idx_dead_tenant_error. The range starts after the dead letter `after_id`, by a row comparison, which no other index can
@@ -150,18 +173,22 @@ language plpgsql security definer set search_path = pg_catalog, webhookd, pg_tem
 #variable_conflict use_column
 declare
     since timestamptz := coalesce(failed_after, '-infinity');
+    after_at timestamptz;
     before constant timestamptz := coalesce(failed_before, 'infinity');
     since_id bigint := 0;
     matching_ids bigint[];
+    event_ids bigint[];  -- of those, the events that have their payload
 begin
     perform require(after_id is not null, 'after_id must not be null');
     perform require(batch_size > 0, 'batch_size must be at least 1');
     perform require(dry_run is not null, 'dry_run must not be null');
     perform require(only_tenant is null or only_tenant <> '', 'only_tenant must not be empty');
     if after_id <> 0 then
-        select greatest(d.failed_at, since), case when d.failed_at >= since then d.id else 0 end into since, since_id
+        -- If retention has removed it, begin again: what was requeued is skipped.
+        select greatest(d.failed_at, since), case when d.failed_at >= since then d.id else 0 end into after_at, since_id
         from dead_letters d where d.id = after_id and (only_tenant is null or d.tenant = only_tenant);
-        perform require(found, 'after_id must be 0 or the id of a dead letter');
+        since := coalesce(after_at, since);
+        since_id := coalesce(since_id, 0);
     end if;
 
     if only_tenant is not null and only_subscription_id is not null
@@ -215,10 +242,14 @@ begin
                 and d.failed_at < before);
     end if;
 
+    event_ids := array(select distinct d.event_id from dead_letters d where d.id = any(matching_ids));
+    event_ids := case when dry_run
+        then array(select e.id from events e where e.id = any(event_ids) and e.payload_removed_at is null)
+        else lock_events(event_ids) end;
     with possible as materialized (
         select d.id, d.saga_id, d.event_id, d.subscription_id
         from dead_letters d join subscriptions s on s.id = d.subscription_id and s.routable
-        where d.id = any(matching_ids)
+        where d.id = any(matching_ids) and d.event_id = any(event_ids)
             and not exists (select from webhook_delivery_sagas r where r.dead_letter_id = d.id)
     ), made as (
         insert into webhook_delivery_sagas (event_id, subscription_id, dead_letter_id, resent_from)

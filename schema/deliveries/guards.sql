@@ -2,9 +2,14 @@
 -- Owns: the trigger functions of the deliveries. They refuse forbidden changes for every role, and do what must follow a
 -- write. triggers.sql says which change calls which function.
 
+-- Retention and erasure may delete, and replace a payload by JSON null; the row triggers below check what. Only the functions of
+-- retention_keeper run as that role: nobody is granted it but the migrator.
 create or replace function webhookd.refuse_change() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
+    if current_user = 'retention_keeper' and tg_op <> 'TRUNCATE' then
+        return null;
+    end if;
     raise exception using errcode = 'WH410', message = format('%s on %s is not allowed', tg_op, tg_table_name);
 end
 $$;
@@ -74,7 +79,86 @@ begin
 end
 $$;
 
+-- Of an event only the payload can be removed, once. `json` cannot be compared, so the columns are named.
+create or replace function webhookd.check_payload_removed() returns trigger
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    if old.payload_removed_at is not null or new.payload_removed_at is null or new.payload::text <> 'null'
+        or (old.id, old.event_type, old.created_at, old.idempotency_key, old.correlation_id, old.tenant, old.labels)
+            is distinct from
+           (new.id, new.event_type, new.created_at, new.idempotency_key, new.correlation_id, new.tenant, new.labels)
+    then
+        raise exception using errcode = 'WH410', message = 'UPDATE on events is not allowed';
+    end if;
+    return null;
+end
+$$;
+
+create or replace function webhookd.check_snapshot_removed() returns trigger
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    if new.payload_snapshot::text <> 'null'
+        or not exists (select from webhookd.events e where e.id = new.event_id and e.payload_removed_at is not null)
+        or (old.id, old.saga_id, old.event_id, old.subscription_id, old.final_error_code, old.failed_at, old.tenant)
+            is distinct from
+           (new.id, new.saga_id, new.event_id, new.subscription_id, new.final_error_code, new.failed_at, new.tenant)
+    then
+        raise exception using errcode = 'WH410', message = 'UPDATE on dead_letters is not allowed';
+    end if;
+    return null;
+end
+$$;
+
+-- Replaces the foreign keys of sagas and labels: nothing may refer to a deleted event.
+create or replace function webhookd.refuse_event_in_use() returns trigger
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    if exists (select from old_events o
+               where exists (select from webhook_delivery_sagas s where s.event_id = o.id and s.resent_from is null)
+                   or exists (select from webhook_delivery_sagas s where s.event_id = o.id and s.resent_from is not null)
+                   or exists (select from event_routing_queue q where q.event_id = o.id)
+                   or exists (select from job_event_queue q where q.event_id = o.id))
+    then
+        raise exception using errcode = 'WH411', message = 'an event that has deliveries, or waits for routing, cannot be deleted';
+    end if;
+    return null;
+end
+$$;
+
+-- Locks events that get a new saga, a resend or a replay, so that retention does not remove them meanwhile. Returns those that exist
+-- and have their payload. A caller reads what it needs to know of them after this. SECURITY DEFINER, because a row lock needs UPDATE,
+-- which the callers' roles do not have.
+create or replace function webhookd.lock_events(event_ids bigint[]) returns bigint[]
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    return array(
+        select e.id from events e where e.id = any(event_ids) and e.payload_removed_at is null order by e.id for key share);
+end
+$$;
+grant execute on function webhookd.lock_events(bigint[]) to router_worker, dead_letter_operator;
+
 -- subscriptions ---------------------------------------------------------------------------------------------------
+
+create or replace function webhookd.refuse_subscription_in_use() returns trigger
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    if exists (select from old_subscriptions o where o.deleted_at is null or has_sagas(o.id)) then
+        raise exception using
+            errcode = 'WH411', message = 'a subscription that is not deleted, or has deliveries, cannot be removed';
+    end if;
+    return null;
+end
+$$;
+
+-- Whether a subscription has deliveries. Each status has its own index by subscription.
+create or replace function webhookd.has_sagas(subscription_id bigint) returns boolean
+language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
+    select exists (select from webhook_delivery_sagas s where s.subscription_id = has_sagas.subscription_id and s.status = 'Pending')
+        or exists (select from webhook_delivery_sagas s where s.subscription_id = has_sagas.subscription_id and s.status = 'InProgress')
+        or exists (select from webhook_delivery_sagas s
+                   where s.subscription_id = has_sagas.subscription_id and s.status in ('PendingRetry', 'Completed', 'DeadLettered'))
+$$;
+grant execute on function webhookd.has_sagas(bigint) to retention_keeper;
 
 create or replace function webhookd.clear_verified() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -125,8 +209,8 @@ $$;
 -- PostgreSQL parses the text of those again for each statement, which matters for statements of one row. A function costs about
 -- 11,000 instructions for each row.
 
--- Also replaces foreign keys, which would lock a row for each saga. A saga needs an existing event and an existing subscription,
--- which cannot be deleted (events are append-only, and the change log refers to the subscription).
+-- Also replaces foreign keys, which would lock a row for each saga. A saga needs an existing event and an existing subscription. An
+-- event in the routing queue is never removed, and a resend or a replay has locked its event (lock_events).
 create or replace function webhookd.check_new_sagas() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
@@ -213,11 +297,29 @@ begin
 end
 $$;
 
-create or replace function webhookd.refuse_delete_with_jobs() returns trigger
+-- A saga is deleted after its jobs, and only if it is finished or its subscription is deleted.
+create or replace function webhookd.refuse_live_saga() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    if exists (select from old_sagas o join webhook_delivery_jobs j on j.saga_id = o.id) then
+    if exists (select from old_sagas o where exists (select from webhook_delivery_jobs j where j.saga_id = o.id)) then
         raise exception using errcode = 'WH411', message = 'a saga that has jobs cannot be deleted';
+    elsif exists (select from old_sagas o
+                  where (o.status in ('Pending', 'InProgress', 'PendingRetry')) is true
+                      and not exists (select from subscriptions u where u.id = o.subscription_id and u.deleted_at is not null))
+    then
+        raise exception using errcode = 'WH411', message = 'a saga that is not finished cannot be deleted';
+    end if;
+    return null;
+end
+$$;
+
+-- A leased job is a request in flight, and a result that is not applied yet is about to move its saga.
+create or replace function webhookd.refuse_live_job() returns trigger
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    if exists (select from old_jobs o where o.status = 'Leased' or o.status in ('Completed', 'Failed') and o.result_applied_at is null)
+    then
+        raise exception using errcode = 'WH411', message = 'a job that is leased, or whose result is not applied, cannot be deleted';
     end if;
     return null;
 end

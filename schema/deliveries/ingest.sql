@@ -73,10 +73,12 @@ begin
     from unnest(new_ids, event_types, payloads, idempotency_keys, tenants, labels)
         as g (id, event_type, payload, idempotency_key, tenant, labels)
     cross join lateral (
-        select k.id, k.event_type, k.payload, k.labels from events k
+        select k.id, k.event_type, k.payload, k.labels, k.payload_removed_at from events k
         where k.tenant = coalesce(g.tenant, '') and k.idempotency_key = g.idempotency_key offset 0) e
     where e.id <> g.id
-        and (e.event_type, e.payload::text, e.labels) is distinct from (g.event_type, g.payload::text, nullif(g.labels, '{}'))
+        and ((e.event_type, e.labels) is distinct from (g.event_type, nullif(g.labels, '{}'))
+             -- A removed payload cannot be compared any more.
+             or e.payload_removed_at is null and e.payload::text <> g.payload::text)
     limit 1;
     if found then
         raise exception using

@@ -123,7 +123,9 @@ begin
     if after_event_id <> 0 then
         select e.created_at into after_at from events e
         where e.id = after_event_id and (subscription.tenant = '' or e.tenant = subscription.tenant);
-        perform require(found and after_at >= since, 'after_event_id must be 0 or an event of the replay');
+        -- If retention has removed it, begin again: what was replayed is skipped.
+        after_at := coalesce(after_at, since);
+        perform require(after_at >= since, 'after_event_id must be 0 or an event of the replay');
     end if;
 
     if subscription.tenant = '' then
@@ -148,7 +150,11 @@ begin
             and subscription.event_types::text[] && patterns_of(e.event_type)
             and (only_types is null or only_types && patterns_of(e.event_type))
             and (subscription.filter is null or subscription.filter <@ e.labels)
+            and e.payload_removed_at is null
             and not exists (select from event_routing_queue q where q.event_id = e.id));
+    if not dry_run then
+        matching_ids := lock_events(matching_ids);
+    end if;
     missing_ids := array(
         select m.id from unnest(matching_ids) as m (id)
         where not exists (select from webhook_delivery_sagas s

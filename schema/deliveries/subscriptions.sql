@@ -54,6 +54,16 @@ end
 $$;
 
 
+-- While a tenant is being erased, it gets no new subscription and no change. The caller has locked the tenant's row.
+create or replace function webhookd.refuse_if_erasing(candidate text) returns void
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    if exists (select from erasures e where e.tenant = candidate and e.finished_at is null and e.subscription_id is null) then
+        raise exception using errcode = 'WH416', message = format('tenant %s is being erased', candidate);
+    end if;
+end
+$$;
+
 -- Returns whether the tenant is active, and creates it if it is new. Internal: for a new subscription. The tenant's row is locked, so
 -- that two new subscriptions cannot both be the last one allowed, and a change of `active` is completely before or after.
 create or replace function webhookd.join_tenant(new_tenant text) returns boolean
@@ -62,8 +72,12 @@ declare
     joined tenants;
 begin
     perform require(is_tenant(new_tenant), 'tenant must be 1 to 100 letters, digits and . _ : -');
-    insert into tenants (tenant) values (new_tenant) on conflict do nothing;
-    select * into joined from tenants t where t.tenant = new_tenant for no key update;
+    loop
+        insert into tenants (tenant) values (new_tenant) on conflict do nothing;
+        select * into joined from tenants t where t.tenant = new_tenant for no key update;
+        exit when found;  -- otherwise an erasure of the tenant has just ended
+    end loop;
+    perform refuse_if_erasing(new_tenant);
     if (select count(*) from subscriptions s where s.tenant = new_tenant and s.deleted_at is null) >= joined.max_subscriptions then
         raise exception using
             errcode = 'WH414',
@@ -87,9 +101,13 @@ begin
     perform require(is_tenant(tenant), 'tenant must be 1 to 100 letters, digits and . _ : -');
     perform require(jsonb_typeof(changes) = 'object' and changes - changeable = '{}',
                     'changes must be an object that can contain ' || array_to_string(changeable, ', '));
-    insert into tenants (tenant) values (tenant) on conflict do nothing;
-    created := found;
-    select * into before from tenants t where t.tenant = put_tenant.tenant for no key update;
+    loop
+        insert into tenants (tenant) values (tenant) on conflict do nothing;
+        created := found;
+        select * into before from tenants t where t.tenant = put_tenant.tenant for no key update;
+        exit when found;  -- otherwise an erasure of the tenant has just ended
+    end loop;
+    perform refuse_if_erasing(tenant);
     perform require((changes ->> 'max_subscriptions')::numeric between 0 and 2147483647 is not false,
                     'max_subscriptions must be 0 to 2147483647');
     after := jsonb_populate_record(before, changes);
@@ -209,7 +227,7 @@ begin
     delete from subscription_secrets c where c.subscription_id = subscription_id;
 end
 $$;
-grant execute on function webhookd.delete_subscription(bigint, text) to webhookd_app;
+grant execute on function webhookd.delete_subscription(bigint, text) to webhookd_app, retention_keeper;
 
 
 -- Returns what a test request needs, which is sent at once and stored nowhere. `now` is the database's time.

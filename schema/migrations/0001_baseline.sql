@@ -18,7 +18,8 @@ create type webhookd.report_verdict as enum ('accepted', 'duplicate', 'stale', '
 
 -- Events -------------------------------------------------------------------------------------------------------------
 
--- Append only. The payload is `json` and not `jsonb`, so the delivered bytes are the accepted bytes.
+-- Append only; only retention and erasure remove rows. The payload is `json` and not `jsonb`, so the delivered bytes are the accepted
+-- bytes.
 create table webhookd.events (
     id              bigint generated always as identity primary key,
     event_type      varchar(100) collate "C" not null,
@@ -28,6 +29,7 @@ create table webhookd.events (
     correlation_id  varchar(255) collate "C",
     tenant          varchar(100) collate "C" not null default '',  -- empty: of no tenant
     labels          jsonb,                  -- a flat object of strings; null: none
+    payload_removed_at timestamptz,         -- when retention replaced the payload by JSON null
     -- Also bounds inserts that do not come through the API: a worker holds many payloads in memory at a time.
     constraint payload_bound check (octet_length(payload::text) <= 8388608),
     constraint event_type_form check (event_type ~ '^[a-zA-Z0-9_]+(\.[a-zA-Z0-9_]+)*$'),
@@ -36,7 +38,7 @@ create table webhookd.events (
     constraint correlation_id_form check (correlation_id ~ '^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$')
     -- The forms of tenant and labels are checked by the trigger that fills the queue, because PostgreSQL parses the text of each
     -- CHECK again for each statement.
-);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
 -- Lists of events. They end with the id where rows of one batch, which have the same time, would need a sort.
 -- Without deduplication: all events of a batch have the same time, and the passes over its entries took 4 % of publishing.
 create index idx_event_created on webhookd.events (created_at, id) with (deduplicate_items = off);
@@ -49,15 +51,15 @@ create index idx_event_tenant_type on webhookd.events (tenant, event_type, creat
 create index idx_event_correlation on webhookd.events (correlation_id, created_at, id) where correlation_id is not null;
 
 -- The labels of events, for searches. A trigger on events fills it; an event without labels costs nothing. A table and not a GIN
--- index, which cannot give the newest events first.
+-- index, which cannot give the newest events first. No foreign key: the key would need an index by event.
 create table webhookd.event_labels (
-    event_id   bigint not null references webhookd.events,
+    event_id   bigint not null,
     tenant     varchar(100) collate "C" not null,
     name       varchar(100) collate "C" not null,
     value      varchar(100) collate "C" not null,
     created_at timestamptz not null,
     primary key (name, value, created_at, event_id)
-);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
 create index idx_event_label_tenant on webhookd.event_labels (tenant, name, value, created_at, event_id) where tenant <> '';
 
 -- The events that are not routed yet, with what routing needs to know of each, so that it does not read events. A trigger on
@@ -207,8 +209,8 @@ create index idx_endpoint_failing on webhookd.endpoint_health (failing_since)
 --
 -- No foreign keys to events and subscriptions: sagas are only inserted in bulk, and the keys cost a lock and a lookup for each
 -- row (with the key of jobs 20 µs and 110 bytes of WAL a delivery, of about 200 µs of the server's CPU time and 5.2 kB of WAL
--- for the whole cycle without HTTP). The trigger saga_created checks each statement's rows instead, and
--- events and subscriptions cannot be deleted.
+-- for the whole cycle without HTTP). The trigger saga_created checks each statement's rows instead, and the triggers
+-- event_without_sagas and subscription_without_sagas refuse to delete what a saga refers to.
 --
 -- The rules of a row and of its changes are in check_saga (guards.sql) and not in CHECK constraints: PostgreSQL parses the text of
 -- each CHECK again for each statement, which at one row a statement costs more than the rest of the check.
@@ -317,7 +319,7 @@ create index idx_job_unapplied on webhookd.webhook_delivery_jobs (id)
 
 -- Dead letters -------------------------------------------------------------------------------------------------------
 
--- The deliveries that failed finally, with the payload. Append only.
+-- The deliveries that failed finally, with the payload. Append only; only retention and erasure remove rows.
 create table webhookd.dead_letters (
     id               bigint generated always as identity primary key,
     saga_id          bigint not null references webhookd.webhook_delivery_sagas,
@@ -328,7 +330,7 @@ create table webhookd.dead_letters (
     payload_snapshot json not null,
     tenant           varchar(100) collate "C" not null default '',
     constraint dead_letter_pair unique (id, event_id, subscription_id)
-);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
 create unique index idx_dead_saga on webhookd.dead_letters (saga_id);
 create index idx_dead_event on webhookd.dead_letters (event_id);
 -- Lists, in the order of time, which is also a filter: the order of ids is nearly the same, and a time window that is nearly
@@ -369,6 +371,66 @@ create type webhookd.saga_transition as (
     correlation_id  text,                   -- of the event, for a new dead letter
     problem         text
 );
+
+
+-- Retention and erasure ----------------------------------------------------------------------------------------------
+
+-- A single row: the instance that sweeps now. A row and not an advisory lock, see orchestration_turn.
+create table webhookd.retention_turn (
+    only_row   boolean primary key default true check (only_row),
+    holder     text,
+    held_until timestamptz not null default '-infinity'
+) with (fillfactor = 50);
+insert into webhookd.retention_turn default values;
+
+-- How far the two sweeps over events are, in the order of ids. In the database, because any instance can continue.
+create table webhookd.retention_progress (
+    kind             text collate "C" primary key check (kind in ('events', 'payloads')),
+    after_event_id   bigint not null default 0,     -- the sweep continues with the next event
+    swept_before     timestamptz,           -- every event from before this time was examined; null: no pass has ended yet
+    pass_finished_at timestamptz
+) with (fillfactor = 50);
+insert into webhookd.retention_progress (kind) values ('events'), ('payloads');
+
+-- The events that a sweep examined and left, because a delivery is not finished or a dead letter is kept: when to look again. So no
+-- sweep reads an event twice without need.
+create table webhookd.retention_kept (
+    kind          text collate "C" not null,
+    event_id      bigint not null,
+    look_again_at timestamptz not null,
+    primary key (kind, event_id)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
+create index idx_retention_kept_due on webhookd.retention_kept (kind, look_again_at, event_id);
+
+-- The removal of everything of a tenant, or of a subscription: work to do, and then the evidence that it was done. The row stays. A
+-- finished one has no tenant any more but only the SHA-256 of it, which proves the erasure of a given tenant and reveals none.
+create table webhookd.erasures (
+    id              bigint generated always as identity primary key,
+    tenant          varchar(100) collate "C",   -- of the subscription too; null: no tenant, or erased
+    tenant_sha256   text,
+    subscription_id bigint,                 -- null: the whole tenant
+    requested_by    text not null,
+    requested_at    timestamptz not null default now(),
+    finished_at     timestamptz,
+    events          bigint not null default 0,      -- removed so far, and the other counts likewise
+    deliveries      bigint not null default 0,
+    attempts        bigint not null default 0,
+    dead_letters    bigint not null default 0,
+    subscriptions   bigint not null default 0,
+    jobs            bigint not null default 0,      -- of the job queue, created from its events
+    -- Where the walk over its rows continues, and whether it had to leave out a row.
+    after_created_at timestamptz not null default '-infinity',
+    after_id        bigint not null default 0,
+    left_out        boolean not null default false,
+    constraint subject check (num_nonnulls(tenant, tenant_sha256, subscription_id) > 0),
+    constraint finished_names_no_tenant check (finished_at is null or subscription_id is not null or tenant is null)
+);
+create unique index uniq_erasure_tenant on webhookd.erasures (tenant)
+    where finished_at is null and subscription_id is null;
+create unique index uniq_erasure_subscription on webhookd.erasures (subscription_id)
+    where finished_at is null and subscription_id is not null;
+create index idx_erasure_running on webhookd.erasures (id) where finished_at is null;
+create index idx_erasure_tenant on webhookd.erasures (tenant, id) where tenant is not null;
 
 
 -- =====================================================================================================================
@@ -438,6 +500,8 @@ create table webhookd.job_workflow (
     revision       bigint not null default 0,
     constraint finished_when_not_active check ((status = 'active') = (finished_at is null))
 ) with (fillfactor = 70);
+-- Retention: the oldest finished workflows.
+create index ix_job_workflow_finished on webhookd.job_workflow (finished_at, workflow_id) where finished_at is not null;
 
 
 -- Jobs ----------------------------------------------------------------------------------------------------------------
@@ -600,6 +664,10 @@ create index ix_job_queue_listed on webhookd.job_queue (enqueued_at, job_id);
 create index ix_job_queue_status_listed on webhookd.job_queue (status, enqueued_at, job_id);
 create index ix_job_queue_kind_listed on webhookd.job_queue (job_kind, status, enqueued_at, job_id);
 create index ix_job_queue_parent on webhookd.job_queue (parent_job_id) where parent_job_id is not null;
+-- Retention: the oldest finished jobs, and whether an event has jobs.
+create index ix_job_queue_finished on webhookd.job_queue (finished_at, job_id)
+    where status in ('succeeded','cancelled','cleaned');
+create index ix_job_queue_causation on webhookd.job_queue (causation_event_id) where causation_event_id is not null;
 
 
 -- The ledger ----------------------------------------------------------------------------------------------------------

@@ -160,12 +160,15 @@ async def test_events_and_dead_letters_are_append_only(
 
 @pytest.mark.parametrize("who", ACTORS)
 async def test_statements_succeed_without_the_triggers(flow: "Flow", database: "Database", who: str) -> None:
-    """With the two triggers disabled the same statements succeed, so the triggers refuse them."""
+    """With the triggers disabled the same statements succeed, so the triggers refuse them."""
     await flow.saga_in(DEAD_LETTERED)
     connection = await actor(database, who)
     async with undone(connection):
         await connection.execute("alter table webhookd.events disable trigger events_immutable")
         await connection.execute("alter table webhookd.dead_letters disable trigger dead_letters_immutable")
+        # These allow retention to remove a payload, and nothing else.
+        await connection.execute("alter table webhookd.events disable trigger event_payload_removed")
+        await connection.execute("alter table webhookd.dead_letters disable trigger snapshot_removed")
         # The referencing tables would refuse to be truncated too.
         await connection.execute("alter table webhookd.job_queue disable trigger job_kept")
         await connection.execute(

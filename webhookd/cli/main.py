@@ -31,6 +31,7 @@ COMMANDS = {
     "events": "webhookd.deliveries.cli.events:command",
     "deliveries": "webhookd.deliveries.cli.deliveries:command",
     "dead-letters": "webhookd.deliveries.cli.dead_letters:command",
+    "retention": "webhookd.cli.retention:command",
     "jobs": "webhookd.jobqueue.cli.jobs:command",
     "token": "webhookd.cli.server:token",
 }

@@ -90,6 +90,8 @@ class Refusal(Enum):
     VERIFICATION_STALE = "WH413"  # a newer challenge exists, or the address changed
     WRONG_STATUS = "WH415"  # of the delivery: not finished, or not waiting for a retry
     LIMIT_REACHED = "WH414"  # the tenant has as many subscriptions as it may have
+    BEING_ERASED = "WH416"  # the tenant
+    PAYLOAD_REMOVED = "WH417"  # retention removed the payload, so the event cannot be sent again
 
 
 class Refused(WebhookdError):

@@ -41,6 +41,20 @@ JOB_QUEUE = {
     "job_queue_oldest_queued_age_seconds": "Time since the oldest queued job became claimable",
 }
 
+# The rows that retention and erasure remove.
+RETENTION_KINDS = (
+    "events",
+    "deliveries",
+    "attempts",
+    "dead_letters",
+    "payloads",
+    "subscriptions",
+    "jobs",
+    "runs",
+    "workflows",
+    "erased",
+)
+
 
 class Metrics:
     """All metrics of an instance. Names end with the unit."""
@@ -73,6 +87,9 @@ class Metrics:
         self.lease_resets = counter(
             "lease_resets", "Expired leases that were reset, by new status of the attempt", "status"
         )
+        self.retention_removed = counter(
+            "retention_removed", "Rows removed by retention and erasure, by kind", "kind"
+        )
         self.job_queue_spawned = counter("job_queue_spawned", "Jobs created from events")
         self.job_queue_reaped = counter(
             "job_queue_reaped", "Jobs moved because a lease, delay or deadline ended, by outcome", "outcome"
@@ -103,6 +120,11 @@ class Metrics:
             "Time since the oldest waiting item could be processed, by stage",
             "stage",
         )
+        self.retention_lag = gauge(
+            "retention_lag_seconds", "How much longer than retention.events_days the oldest event was kept"
+        )
+        self.oldest_event = gauge("oldest_event_timestamp_seconds", "Time of the oldest event that is stored")
+        self.erasures_running = gauge("erasures_running", "Erasures that are not finished")
         self.job_queue = {name: gauge(name, help_text) for name, help_text in JOB_QUEUE.items()}
         self._forget_job_queue()
 
@@ -118,11 +140,15 @@ class Metrics:
         self.reports.labels("unstorable")
         for outcome in ("done", "refused"):
             self.reloads.labels(outcome)
+        for kind in RETENTION_KINDS:
+            self.retention_removed.labels(kind)
 
     def forget_backlog(self) -> None:
         """Remove the backlog gauges while the backlog is unknown."""
         self.backlog.clear()
         self.backlog_age.clear()
+        for gauge in (self.retention_lag, self.oldest_event, self.erasures_running):
+            gauge.set(math.nan)
         self._forget_job_queue()
 
     def _forget_job_queue(self) -> None:

@@ -75,6 +75,8 @@ Attempts: TypeAlias = Annotated[int, Meta(ge=limits.MIN_ATTEMPTS, le=limits.MAX_
 Delay: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_DELAY_SECONDS)]
 Jitter: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JITTER)]
 JobDelay: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JOB_DELAY_SECONDS)]
+# 0 means forever.
+Days: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_DAYS)]
 JobRetention: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JOB_RETENTION_SECONDS)]
 LeaseRecoveries: TypeAlias = Annotated[int, Meta(ge=0, le=limits.MAX_LEASE_RECOVERIES)]
 # Keep the value that is stored in the database, where operators and executors can set it with SQL.
@@ -83,10 +85,18 @@ FromDatabase: TypeAlias = Literal["database"]
 Address: TypeAlias = Annotated[str, Meta(pattern=rf"^{limits.LISTEN_ADDRESS}\Z")]
 LOOPBACK_NETWORKS = ("127.0.0.0/8", "::1/128")
 
-Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper", "jobs"]
+Service: TypeAlias = Literal["api", "routing", "orchestration", "delivery", "reaper", "retention", "jobs"]
 Scope: TypeAlias = Literal["ingest", "subscriptions", "operate", "read", "jobs"]
 VerificationMethod: TypeAlias = Literal["challenge", "ping"]
-SERVICES: tuple[Service, ...] = ("api", "routing", "orchestration", "delivery", "reaper", "jobs")
+SERVICES: tuple[Service, ...] = (
+    "api",
+    "routing",
+    "orchestration",
+    "delivery",
+    "reaper",
+    "retention",
+    "jobs",
+)
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +211,17 @@ class ReaperSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_lease_resets: Annotated[int, Meta(ge=0, le=limits.MAX_LEASE_RESETS)] = 5
 
 
+class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How long finished rows are kept, in days; 0 keeps them forever."""
+
+    events_days: Days = 0.0
+    dead_letters_days: Days = 0.0
+    payloads_days: Days = 0.0
+    jobs_days: Days = 0.0
+    job_ledger_days: Days = 0.0
+    job_workflows_days: Days = 0.0
+
+
 class JobsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The job queue's policy. It is stored in the database; a number given here is written to it."""
 
@@ -236,6 +257,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     delivery: DeliverySettings = DeliverySettings()
     retry: RetrySettings = RetrySettings()
     reaper: ReaperSettings = ReaperSettings()
+    retention: RetentionSettings = RetentionSettings()
     jobs: JobsSettings = JobsSettings()
     log: LogSettings = LogSettings()
 

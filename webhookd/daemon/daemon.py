@@ -66,6 +66,8 @@ from webhookd.jobqueue.api import JobQueueSwitch, Jobs, JobWorkflows
 from webhookd.jobqueue.keeper import JobKeeper
 from webhookd.jobqueue.leases import JobLeases, WaitingClaims
 from webhookd.outbound.client import GuardedClient
+from webhookd.retention.api import Erasures
+from webhookd.retention.sweeper import Retention
 from webhookd.wakeups import Listener, WakeUps
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,7 @@ class Api(Site):
             Tenants(context, database),
             Deliveries(context, database),
             DeadLetters(context, database),
+            Erasures(context, database),
             Jobs(context, database),
             JobLeases(context, database, self._claims),
             JobWorkflows(context, database),
@@ -244,7 +247,7 @@ class Daemon:
             services += self._services_of(name)
         return services
 
-    def _services_of(self, name: SettingsService) -> list[Service]:
+    def _services_of(self, name: SettingsService) -> list[Service]:  # noqa: PLR0911  one return per name
         """Return the services behind one name of `services.enabled`."""
         context = self._context
         match name:
@@ -260,6 +263,8 @@ class Daemon:
                 return [Service("delivery", self._worker.run), Service("reports", self._reporter.run)]
             case "reaper":
                 return [Service("reaper", Reaper(context).run)]
+            case "retention":
+                return [Service("retention", Retention(context).run)]
             case "jobs":
                 return [Service("jobs", JobKeeper(context).run)]
             case "api":  # started with its socket

@@ -1,6 +1,7 @@
 """What /status, /readyz and the gauges show: backlogs, measured every few seconds, and this instance."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -9,6 +10,7 @@ import msgspec
 
 from webhookd import __version__
 from webhookd.context import Context
+from webhookd.core.settings import RetentionSettings
 from webhookd.deliveries import reads
 from webhookd.http.health import (
     BacklogStatus,
@@ -16,8 +18,10 @@ from webhookd.http.health import (
     FailingEndpointStatus,
     InstanceStatus,
     JobQueueStatus,
+    RetentionStatus,
 )
 from webhookd.jobqueue import queries as job_queries
+from webhookd.retention import queries as retention_queries
 
 if TYPE_CHECKING:
     from webhookd.daemon.services import Service
@@ -41,6 +45,7 @@ class Snapshot(NamedTuple):
     failing: list[FailingEndpointStatus]
     dead_letters_of_a_day: int
     job_queue: JobQueueStatus
+    retention: retention_queries.Progress
 
 
 class Monitor:
@@ -49,6 +54,7 @@ class Monitor:
     def __init__(self, context: Context) -> None:
         self._pool = context.pool
         self._metrics = context.metrics
+        self._settings = context.settings
         self.snapshot: Snapshot | None = None
 
     async def run(self) -> None:
@@ -72,6 +78,9 @@ class Monitor:
                     failing = await reads.failing_endpoints(connection, FAILING_SHOWN)
                     dead_letters = await reads.dead_letters_of_a_day(connection, COUNTED_UP_TO)
                     job_queue = await job_queries.health(connection)
+                    retention = await retention_queries.progress(
+                        connection, self._settings().retention, COUNTED_UP_TO
+                    )
                     seen_at = await reads.database_time(connection)
             except TimeoutError:
                 # Not passed on: slow counts do not mean that the server is unavailable.
@@ -81,6 +90,11 @@ class Monitor:
             self._metrics.backlog.labels(stage.stage).set(stage.waiting)
             self._metrics.backlog_age.labels(stage.stage).set(max(0.0, stage.age_seconds or 0.0))
         self._metrics.see_job_queue(job_queue)
+        self._metrics.retention_lag.set(retention.lag_seconds or 0.0)
+        self._metrics.oldest_event.set(
+            retention.oldest_event_at.timestamp() if retention.oldest_event_at else math.nan
+        )
+        self._metrics.erasures_running.set(retention.erasures)
         backlog: BacklogStatus = {
             "seen_at": seen_at,
             "counted_up_to": COUNTED_UP_TO,
@@ -90,7 +104,7 @@ class Monitor:
                 if stage.stage not in reads.NOT_WAITING
             ],
         }
-        self.snapshot = Snapshot(backlog, failing, dead_letters, job_queue)
+        self.snapshot = Snapshot(backlog, failing, dead_letters, job_queue, retention)
         return len(stages)
 
     def _forget(self) -> None:
@@ -157,6 +171,18 @@ class StatusReporter:
             "failing_endpoints": snapshot and snapshot.failing,
             "dead_letters_of_a_day": snapshot.dead_letters_of_a_day if snapshot else None,
             "job_queue": snapshot and snapshot.job_queue,
+            "retention": snapshot and _retention(settings.retention, snapshot.retention),
             "configuration": self.configuration,
             "retry": cast("RetryStatus", msgspec.structs.asdict(settings.retry)),
         }
+
+
+def _retention(settings: RetentionSettings, progress: retention_queries.Progress) -> RetentionStatus:
+    return {
+        **cast("RetentionStatus", msgspec.structs.asdict(settings)),
+        "swept_before": progress.swept_before,
+        "lag_seconds": progress.lag_seconds,
+        "oldest_event_at": progress.oldest_event_at,
+        "kept_events": progress.kept,
+        "erasures_running": progress.erasures,
+    }

@@ -36,7 +36,7 @@ _EVENTS_OF_KEY = """
 
 _EVENT = """
     select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.tenant,
-        coalesce(e.labels, '{}') as labels, e.payload
+        coalesce(e.labels, '{}') as labels, e.payload, e.payload_removed_at
     from webhookd.events e where e.id = $1 and ($2::text is null or e.tenant = $2)"""
 _TIME_OF_EVENT = """
     select e.created_at from webhookd.events e where e.id = $1 and ($2::text is null or e.tenant = $2)"""

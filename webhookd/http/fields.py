@@ -90,6 +90,7 @@ CorrelationId: TypeAlias = Annotated[
 Attempts: TypeAlias = Annotated[int, Meta(ge=limits.MIN_ATTEMPTS, le=limits.MAX_ATTEMPTS, examples=[5])]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_DELAY_SECONDS, examples=[30.0])]
 Jitter: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_JITTER, examples=[0.0])]
+Days: TypeAlias = Annotated[float, Meta(ge=0, le=limits.MAX_DAYS, examples=[30.0])]
 OwnAttempts: TypeAlias = Annotated[
     Attempts | None,
     Meta(description="maximum number of attempts, including the first; null: the value in the configuration"),

@@ -8,7 +8,7 @@ from msgspec import Meta
 from prometheus_client import CollectorRegistry, generate_latest
 
 from webhookd.http import responses
-from webhookd.http.fields import Attempts, Count, Delay, ErrorCode, Id, Jitter, Time
+from webhookd.http.fields import Attempts, Count, Days, Delay, ErrorCode, Id, Jitter, Time
 from webhookd.http.responses import HEADERS, json_response
 from webhookd.http.routes import OtherResponse, Resource, route
 
@@ -120,6 +120,35 @@ class JobQueueStatus(TypedDict):
     counted_up_to: CountedUpTo
 
 
+class RetentionStatus(TypedDict):
+    """The periods in days (0: forever), and how far retention is. The counts are of all instances."""
+
+    events_days: Days
+    dead_letters_days: Days
+    payloads_days: Days
+    jobs_days: Days
+    job_ledger_days: Days
+    job_workflows_days: Days
+    swept_before: Annotated[
+        Time | None, Meta(description="every event from before this time was examined; null: not yet")
+    ]
+    lag_seconds: Annotated[
+        Annotated[float, Meta(ge=0, examples=[0.0])] | None,
+        Meta(description="how much longer than events_days the oldest event was kept; null: events are kept"),
+    ]
+    oldest_event_at: Time | None
+    kept_events: Annotated[
+        int,
+        Meta(
+            ge=0,
+            examples=[0],
+            description="old events that are kept, because a delivery is not finished or because of a dead "
+            "letter, up to 10,000",
+        ),
+    ]
+    erasures_running: Count
+
+
 class InstanceStatus(TypedDict):
     """The state of this instance, and the backlog of all instances."""
 
@@ -141,6 +170,7 @@ class InstanceStatus(TypedDict):
         Meta(description="dead letters of the last 24 hours, requeued or not, counted up to 10,000"),
     ]
     job_queue: Annotated[JobQueueStatus | None, Meta(description="null: not known now")]
+    retention: Annotated[RetentionStatus | None, Meta(description="null: not known now")]
     configuration: ConfigurationStatus
     retry: RetryStatus
 

@@ -167,6 +167,10 @@ def of_refusal(refused: Refused, *, of_query: bool) -> Problem:  # noqa: PLR0911
             return Problem(409, "wrong_status", detail)
         case Refusal.LIMIT_REACHED:
             return Problem(409, "limit_reached", detail)
+        case Refusal.BEING_ERASED:
+            return Problem(409, "being_erased", detail)
+        case Refusal.PAYLOAD_REMOVED:
+            return Problem(409, "payload_removed", detail)
         case Refusal.ROLE_NOT_OURS:
             return internal()
         case never:

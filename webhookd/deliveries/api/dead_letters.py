@@ -152,7 +152,7 @@ class DeadLetters(DatabaseResource):
         "request returns 409 with the existing delivery.",
         body=Nothing,
         body_optional=True,
-        own_problems=((409, "already_requeued"), (409, "subscription_held")),
+        own_problems=((409, "already_requeued"), (409, "subscription_held"), (409, "payload_removed")),
         for_tenants=True,
     )
     async def _requeue(self, request: web.Request) -> web.Response:

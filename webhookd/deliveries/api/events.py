@@ -186,6 +186,9 @@ class EventWithDeliveries(Event):
     """An event with its payload and its delivery to each subscription."""
 
     payload: fields.Payload
+    payload_removed_at: Annotated[
+        fields.Time | None, Meta(description="when retention replaced the payload by null; null: never")
+    ]
     more_deliveries: Annotated[
         bool, Meta(examples=[False], description="the list is cut off; /v1/deliveries has all")
     ]
@@ -410,7 +413,12 @@ class Deliveries(DatabaseResource):
         "this is the requeue. While a resend is not finished, another request returns 409 with it.",
         body=Nothing,
         body_optional=True,
-        own_problems=((409, "already_resent"), (409, "wrong_status"), (409, "subscription_held")),
+        own_problems=(
+            (409, "already_resent"),
+            (409, "wrong_status"),
+            (409, "subscription_held"),
+            (409, "payload_removed"),
+        ),
         for_tenants=True,
     )
     async def _resend(self, request: web.Request) -> web.Response:

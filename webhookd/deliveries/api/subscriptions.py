@@ -27,7 +27,7 @@ from webhookd.deliveries import reads, router, subscriptions
 from webhookd.deliveries.router import Replay
 from webhookd.deliveries.subscriptions import Challenge
 from webhookd.http import fields
-from webhookd.http.auth import tenant_of
+from webhookd.http.auth import ACTOR, tenant_of
 from webhookd.http.requests import (
     Nothing,
     Paged,
@@ -45,6 +45,8 @@ from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
 from webhookd.outbound.endpoint import EndpointCode, EndpointProblem, check_callback_url, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
 from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage, sign
+from webhookd.retention import queries as retention
+from webhookd.retention.api import ACCEPTED, Erasure, erasure_accepted
 from webhookd.wakeups import Work
 
 CREATED = 201
@@ -207,6 +209,14 @@ class ReplayResult(TypedDict):
     last_event_id: Annotated[
         fields.Id | None, Meta(description="after_event_id of the next request; null: this was the last")
     ]
+
+
+class DeleteQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """DELETE /v1/subscriptions/{id}."""
+
+    erase: Annotated[
+        bool, Meta(description="also remove its deliveries, attempts, dead letters and change log")
+    ] = False
 
 
 class SubscriptionsQuery(Paged, kw_only=True):
@@ -427,7 +437,7 @@ class Subscriptions(DatabaseResource):
         description="The endpoint receives nothing until the subscription is verified. The secret is "
         "shown only in this response.",
         body=NewSubscription,
-        own_problems=((409, "limit_reached"), *_ENDPOINT_PROBLEMS),
+        own_problems=((409, "limit_reached"), (409, "being_erased"), *_ENDPOINT_PROBLEMS),
         for_tenants=True,
     )
     async def _create(self, request: web.Request) -> web.Response:
@@ -591,14 +601,23 @@ class Subscriptions(DatabaseResource):
         f"DELETE {_PATH}",
         "subscriptions",
         "Delete a subscription",
-        None,
-        NO_CONTENT,
+        Erasure,
+        ACCEPTED,
         description="From now on nothing is routed or sent to it. Its secret and headers are gone; its "
-        "deliveries stay as history.",
+        "deliveries stay as history. With `erase=true` these are removed too, in the background, and the "
+        "response is 202 with the erasure; its events stay.",
+        query=DeleteQuery,
+        empty_responses={NO_CONTENT: "It is deleted, and nothing is erased"},
         for_tenants=True,
     )
     async def _delete(self, request: web.Request) -> web.Response:
         subscription_id, tenant = path_id(request, "subscription"), tenant_of(request)
+        if read_query(request, DeleteQuery).erase:
+            erasure = await self._database.run(
+                retention.request_subscription_erasure, subscription_id, request[ACTOR], tenant
+            )
+            self._wakeups.wake(Work.ERASURES, notify=True)
+            return erasure_accepted(erasure)
         await self._database.run(subscriptions.delete, subscription_id, tenant)
         return web.Response(status=NO_CONTENT)
 

@@ -9,10 +9,12 @@ from msgspec import UNSET, Meta, UnsetType
 from webhookd.core.limits import FREE_TEXT, MAX_SUBSCRIPTIONS, MAX_TENANT_NAME_CHARACTERS
 from webhookd.deliveries import reads, tenants
 from webhookd.http import fields
-from webhookd.http.auth import tenant_of
+from webhookd.http.auth import ACTOR, tenant_of
 from webhookd.http.requests import Paged, given_fields, read_json, read_query
 from webhookd.http.responses import json_response, list_response
 from webhookd.http.routes import TENANT_ID, DatabaseResource, OtherResponse, route
+from webhookd.retention import queries as retention
+from webhookd.retention.api import ACCEPTED, Erasure, erasure_accepted
 from webhookd.wakeups import Work
 
 CREATED = 201
@@ -87,6 +89,7 @@ class Tenants(DatabaseResource):
         Tenant,
         body=TenantChange,
         other_responses={CREATED: OtherResponse("It was created", {})},
+        own_problems=((409, "being_erased"),),
     )
     async def _put(self, request: web.Request) -> web.Response:
         tenant = request.match_info["id"]
@@ -96,3 +99,19 @@ class Tenants(DatabaseResource):
         self._wakeups.wake(Work.SAGAS, search=True, notify=True)
         found = await self._database.run(reads.tenant, tenant)
         return json_response(found, CREATED if created else 200)
+
+    @route(
+        f"DELETE {_PATH}",
+        "subscriptions",
+        "Erase a tenant",
+        Erasure,
+        ACCEPTED,
+        description="Removes the tenant, its subscriptions with their secrets and headers, its events, "
+        "deliveries, attempts and dead letters, in the background. Nothing is routed or sent from now on. "
+        "`Location` is the address of its progress. Repeating the request returns the running erasure.",
+    )
+    async def _delete(self, request: web.Request) -> web.Response:
+        tenant = request.match_info["id"]
+        erasure = await self._database.run(retention.request_tenant_erasure, tenant, request[ACTOR])
+        self._wakeups.wake(Work.ERASURES, notify=True)
+        return erasure_accepted(erasure)

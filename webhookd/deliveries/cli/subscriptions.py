@@ -27,6 +27,7 @@ from webhookd.cli.options import (
 )
 from webhookd.cli.output import excerpt
 from webhookd.core.limits import MAX_ATTEMPTS, MAX_DELAY_SECONDS, MAX_PER_SECOND
+from webhookd.retention.cli import wait_for_erasure
 
 # The daemon waits for the endpoint up to delivery.timeout_seconds, which an operator may have raised.
 VERIFY_TIMEOUT_SECONDS = 120.0
@@ -390,18 +391,30 @@ def _print_replay(counts: Counter[str], *, as_json: bool, dry_run: bool) -> None
     click.echo(f"{examined} events, {matched} match, {created} deliveries {what}")
 
 
-@command.command("delete", epilog=example("webhookd subscriptions delete 3 --yes"))
+@command.command(
+    "delete",
+    epilog=example("webhookd subscriptions delete 3 --yes", "webhookd subscriptions delete 3 --erase"),
+)
 @subscription_ids
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--erase", is_flag=True, help="Also remove its deliveries, attempts and dead letters.")
 @asks_daemon
-def delete(client: Client, *, subscription_ids: tuple[int, ...], yes: bool) -> None:
-    """Delete subscriptions. Nothing is sent to them any more; their deliveries stay as history."""
+def delete(client: Client, *, subscription_ids: tuple[int, ...], yes: bool, erase: bool) -> None:
+    """Delete subscriptions. Nothing is sent to them any more; their deliveries stay as history.
+
+    With --erase these are removed too, and the command waits for it. After Ctrl-C the daemon continues.
+    """
     for subscription_id in subscription_ids:
-        url = client.get(f"/v1/subscriptions/{subscription_id}").value["callback_url"]
+        path = f"/v1/subscriptions/{subscription_id}"
+        url = client.get(path).value["callback_url"]
         if not yes:
-            click.confirm(f"Delete subscription {subscription_id} to {escaped(url)}?", abort=True)
-        client.delete(f"/v1/subscriptions/{subscription_id}")
-        click.echo(f"subscription {subscription_id} is deleted")
+            verb = "Delete and erase" if erase else "Delete"
+            click.confirm(f"{verb} subscription {subscription_id} to {escaped(url)}?", abort=True)
+        if erase:
+            wait_for_erasure(client, client.delete(f"{path}?erase=true").value)
+        else:
+            client.delete(path)
+            click.echo(f"subscription {subscription_id} is deleted")
 
 
 @command.command("rotate-secret", epilog=example("webhookd subscriptions rotate-secret 3"))

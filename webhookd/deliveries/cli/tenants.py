@@ -11,6 +11,7 @@ from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import example, given, json_option, listing_options, one_more
 from webhookd.core.limits import MAX_TENANT_CHARACTERS, TENANT
+from webhookd.retention.cli import wait_for_erasure
 
 tenant = click.argument("tenant", metavar="TENANT")
 
@@ -60,6 +61,23 @@ def set_(client: Client, *, tenant: str, no_limit: bool, as_json: bool, **option
     """Create a tenant, or change it."""
     changes = ({"max_subscriptions": None} if no_limit else {}) | given(options)
     _print(client.put(_path(tenant), changes), as_json=as_json)
+
+
+@command.command("erase", epilog=example("webhookd tenants erase acme", "webhookd tenants erase acme --yes"))
+@tenant
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@asks_daemon
+def erase(client: Client, *, tenant: str, yes: bool, as_json: bool) -> None:
+    """Remove a tenant with everything that belongs to it. This cannot be undone.
+
+    Its subscriptions stop at once. The command waits until events, deliveries, attempts and dead letters are
+    gone; after Ctrl-C the daemon continues. An evidence row with the time and the counts stays.
+    """
+    path = _path(tenant)
+    if not yes and click.prompt(f"Type {tenant} to erase everything of it") != tenant:
+        raise click.ClickException("that is another name; nothing was erased")
+    wait_for_erasure(client, client.delete(path).value, as_json=as_json)
 
 
 def _path(tenant: str) -> str:

@@ -1,0 +1,570 @@
+-- owner: retention_keeper
+-- Owns: the removal of events and of everything that belongs to them, by retention and by erasure. No other role can delete an event, a
+-- saga, a job or a dead letter, also not the tables' owner (triggers.sql).
+--
+-- An event is removed completely, in one transaction, and only when it is finished. The steps of a batch:
+--   1. Find finished events without a lock.
+--   2. Lock them, FOR UPDATE SKIP LOCKED: an event that another transaction uses is left for later, and nothing waits for the sweep
+--      but a resend, a requeue or a replay of one of these very events.
+--   3. Look again, in a new statement and so with a new snapshot. A resend locks its event first (lock_events): either it committed
+--      before step 2, and its saga is seen now, or it waits and then finds no event.
+--   4. Delete.
+-- The steps need READ COMMITTED, where each statement has its own snapshot.
+
+-- Returns those of the given events that are finished: routed, without jobs of the job queue, and all deliveries Completed,
+-- DeadLettered or abandoned. A delivery is abandoned if its subscription was deleted before a worker got it: it can never end.
+-- One statement, because an event that is being routed is in the queue or has its sagas, in every snapshot.
+create or replace function webhookd.finished_events(event_ids bigint[]) returns bigint[]
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    return array(
+        select e.id from unnest(event_ids) as e (id)
+        where not exists (select from event_routing_queue q where q.event_id = e.id)
+            and not exists (select from job_event_queue q where q.event_id = e.id)
+            and not exists (select from job_queue q where q.causation_event_id = e.id)
+            and not exists (
+                select from (
+                    select s.subscription_id, s.status, s.job_id from webhook_delivery_sagas s
+                    where s.event_id = e.id and s.resent_from is null
+                    union all
+                    select s.subscription_id, s.status, s.job_id from webhook_delivery_sagas s
+                    where s.event_id = e.id and s.resent_from is not null) s
+                where (s.status in ('Pending', 'InProgress', 'PendingRetry')) is true
+                    and not (exists (select from subscriptions u where u.id = s.subscription_id and u.deleted_at is not null)
+                             and (s.status <> 'InProgress'
+                                  or exists (select from webhook_delivery_jobs j where j.id = s.job_id and (j.status = 'Pending') is true)))));
+end
+$$;
+
+-- Locks the events, and their unfinished sagas and jobs, without waiting. Returns those that are locked completely and finished.
+create or replace function webhookd.lock_finished_events(event_ids bigint[]) returns bigint[]
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    locked_ids bigint[];
+    open_saga_ids bigint[];
+    locked_saga_ids bigint[];
+    locked_job_ids bigint[];
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'WH400', message = 'retention needs transactions with the isolation level read committed';
+    end if;
+    locked_ids := array(select e.id from events e where e.id = any(event_ids) order by e.id for update skip locked);
+    open_saga_ids := unfinished_sagas(locked_ids);
+    if open_saga_ids <> '{}' then
+        -- Abandoned ones: a transaction that read their subscription before it was deleted may still start or claim one.
+        locked_saga_ids := array(select s.id from webhook_delivery_sagas s where s.id = any(open_saga_ids) for update skip locked);
+        locked_job_ids := array(
+            select j.id from webhook_delivery_jobs j
+            where j.id = any(array(select s.job_id from webhook_delivery_sagas s where s.id = any(locked_saga_ids)))
+            for update skip locked);
+        locked_ids := array(
+            select l.id from unnest(locked_ids) as l (id)
+            where not exists (
+                select from webhook_delivery_sagas s
+                where s.id = any(open_saga_ids) and s.event_id = l.id
+                    and (s.id <> all(locked_saga_ids) or s.job_id is not null and s.job_id <> all(locked_job_ids))));
+    end if;
+    return finished_events(locked_ids);
+end
+$$;
+
+create or replace function webhookd.unfinished_sagas(event_ids bigint[]) returns bigint[]
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    return array(
+        select s.id from (
+            select s.id, s.status from webhook_delivery_sagas s where s.event_id = any(event_ids) and s.resent_from is null
+            union all
+            select s.id, s.status from webhook_delivery_sagas s where s.event_id = any(event_ids) and s.resent_from is not null) s
+        where (s.status in ('Pending', 'InProgress', 'PendingRetry')) is true);
+end
+$$;
+
+-- Deletes the sagas with their jobs and dead letters. They must be locked, or finished and of locked events. One statement for the
+-- dead letters and the sagas, which refer to each other: PostgreSQL checks foreign keys at its end.
+create or replace function webhookd.remove_sagas(
+    saga_ids bigint[], out deliveries integer, out attempts integer, out dead_letters integer)
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    delete from webhook_delivery_jobs j where j.saga_id = any(saga_ids);
+    get diagnostics attempts = row_count;
+    with buried as (
+        delete from dead_letters d where d.saga_id = any(saga_ids) returning 1
+    ), sent as (
+        delete from webhook_delivery_sagas s where s.id = any(saga_ids) returning 1
+    )
+    select (select count(*) from sent), (select count(*) from buried) into deliveries, dead_letters;
+end
+$$;
+
+-- Deletes the events, which must be locked and finished, with everything that belongs to them.
+create or replace function webhookd.remove_events(
+    event_ids bigint[], out events integer, out deliveries integer, out attempts integer, out dead_letters integer)
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    select r.deliveries, r.attempts, r.dead_letters into deliveries, attempts, dead_letters
+    from remove_sagas(array(
+        select s.id from webhook_delivery_sagas s where s.event_id = any(event_ids) and s.resent_from is null
+        union all
+        select s.id from webhook_delivery_sagas s where s.event_id = any(event_ids) and s.resent_from is not null)) r;
+    delete from event_labels l using events e, lateral jsonb_each_text(e.labels) as n (name, value)
+    where e.id = any(event_ids) and e.labels is not null
+        and l.name = n.name and l.value = n.value and l.created_at = e.created_at and l.event_id = e.id;
+    delete from retention_kept k where k.kind = any('{events,payloads}') and k.event_id = any(event_ids);
+    delete from events e where e.id = any(event_ids);
+    get diagnostics events = row_count;
+end
+$$;
+
+
+-- Takes the turn, or extends it, so that one instance sweeps at a time. Returns false if another has it. Zero seconds give it back.
+create or replace function webhookd.take_retention_turn(holder text, seconds double precision) returns boolean
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+begin
+    perform require(holder is not null, 'holder must not be null');
+    perform require(seconds between 0 and 3600, 'seconds must be 0 to 3600');
+    perform from retention_turn t where t.holder = holder or t.held_until <= clock_timestamp() for update skip locked;
+    if not found then
+        return false;
+    end if;
+    update retention_turn t set holder = holder, held_until = clock_timestamp() + make_interval(secs => seconds);
+    return true;
+end
+$$;
+grant execute on function webhookd.take_retention_turn(text, double precision) to webhookd_app;
+
+
+-- The events of a batch, and for each whether it can be removed (`look_again_at` is null), or when to look again. First those that are
+-- due in retention_kept, then the next ones in the order of ids, up to the first that is not old enough. An event with a dead letter
+-- is kept, with its payload, until the period of dead letters is over; 0 is forever. Internal; reads only.
+create or replace function webhookd.examine_events(
+    kind text, batch_size integer, period_days double precision, dead_letters_days double precision, kept boolean, after_id bigint,
+    out examined_ids bigint[], out expired_ids bigint[], out kept_ids bigint[], out look_again_at timestamptz[],
+    out last_id bigint, out more boolean)
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    before constant timestamptz := now() - make_interval(secs => period_days * 86400);
+    -- Not sooner than a tenth of the period, and not later than an hour.
+    later constant timestamptz := now() + least(interval '1 hour', make_interval(secs => period_days * 8640));
+    read_ids bigint[];
+    finished_ids bigint[];
+begin
+    if kept then
+        examined_ids := array(
+            select k.event_id from retention_kept k
+            where k.kind = kind and k.event_id > after_id and k.look_again_at <= now() order by k.event_id limit batch_size);
+        read_ids := examined_ids;
+    else
+        select coalesce(array_agg(e.id), '{}'),
+               coalesce(array_agg(e.id) filter (where e.created_at < before and e.id < coalesce(e.first_young, e.id + 1)), '{}')
+        into read_ids, examined_ids
+        from (select e.id, e.created_at, min(e.id) filter (where e.created_at >= before) over () as first_young
+              from (select e.id, e.created_at from events e where e.id > after_id order by e.id limit batch_size) e) e;
+    end if;
+    last_id := coalesce(examined_ids[cardinality(examined_ids)], after_id);
+    more := cardinality(examined_ids) = batch_size;
+    finished_ids := finished_events(examined_ids);
+    select coalesce(array_agg(x.id) filter (where x.is_expired), '{}'), coalesce(array_agg(x.id) filter (where not x.is_expired), '{}'),
+           coalesce(array_agg(x.look_again_at) filter (where not x.is_expired), '{}')
+    into expired_ids, kept_ids, look_again_at
+    from (
+        select i.id, f.id is not null and (d.failed_at is null or d.kept_until <= now()) as is_expired,
+               case when f.id is null then later else least(d.kept_until, now() + interval '1 day') end as look_again_at
+        from unnest(examined_ids) as i (id)
+        left join unnest(finished_ids) as f (id) on f.id = i.id
+        left join lateral (
+            select max(l.failed_at) as failed_at,
+                   case when dead_letters_days = 0 then 'infinity'
+                        else max(l.failed_at) + make_interval(secs => dead_letters_days * 86400) end as kept_until
+            from dead_letters l where l.event_id = i.id) d on true) x;
+end
+$$;
+
+-- Sweeps one batch: of the kind `events`, deletes finished events that are older than `period_days`; of the kind `payloads`, replaces
+-- their payloads by JSON null and keeps the rest. Call it again while `more`. Needs the turn of `holder`: otherwise `refused`.
+create or replace function webhookd.sweep_events(
+    holder text, kind text, batch_size integer, period_days double precision, dead_letters_days double precision)
+returns table (refused boolean, examined integer, events integer, deliveries integer, attempts integer, dead_letters integer,
+               payloads integer, more boolean)
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    is_kept boolean := true;
+    progress retention_progress;
+    batch record;
+    removed record;
+    removed_ids bigint[];
+begin
+    perform check_sweep(kind, batch_size, period_days, dead_letters_days);
+    refused := not take_retention_turn(holder, 60);
+    select 0, 0, 0, 0, 0, 0, false into examined, events, deliveries, attempts, dead_letters, payloads, more;
+    if refused then
+        return next;
+        return;
+    end if;
+    select * into progress from retention_progress p where p.kind = kind for no key update;
+    select * into batch from examine_events(kind, batch_size, period_days, dead_letters_days, true, 0);
+    if batch.examined_ids = '{}' then
+        is_kept := false;
+        select * into batch from examine_events(kind, batch_size, period_days, dead_letters_days, false, progress.after_event_id);
+    end if;
+    removed_ids := lock_finished_events(batch.expired_ids);
+    examined := cardinality(batch.examined_ids);
+    if kind = 'events' then
+        select * into removed from remove_events(removed_ids);
+        events := removed.events;
+        deliveries := removed.deliveries;
+        attempts := removed.attempts;
+        dead_letters := removed.dead_letters;
+    else
+        update events e set payload = 'null', payload_removed_at = now()
+        where e.id = any(removed_ids) and e.payload_removed_at is null;
+        get diagnostics payloads = row_count;
+        update dead_letters d set payload_snapshot = 'null' where d.event_id = any(removed_ids);
+        delete from retention_kept k where k.kind = kind and k.event_id = any(removed_ids);
+    end if;
+
+    -- What is not finished, and what was in use just now.
+    insert into retention_kept as k (kind, event_id, look_again_at)
+    select kind, c.id, c.look_again_at from unnest(batch.kept_ids, batch.look_again_at) as c (id, look_again_at)
+    union all
+    select kind, b.id, now() + least(interval '1 minute', make_interval(secs => period_days * 8640))
+    from unnest(batch.expired_ids) as b (id) where b.id <> all(removed_ids)
+    on conflict on constraint retention_kept_pkey do update set look_again_at = excluded.look_again_at;
+
+    more := batch.more or is_kept;
+    if not is_kept then
+        update retention_progress p
+        set after_event_id = batch.last_id,
+            swept_before = case when batch.more then p.swept_before else now() - make_interval(secs => period_days * 86400) end,
+            pass_finished_at = case when batch.more then p.pass_finished_at else now() end
+        where p.kind = kind;
+    end if;
+    return next;
+end
+$$;
+grant execute on function webhookd.sweep_events(text, text, integer, double precision, double precision) to webhookd_app;
+
+-- Counts what sweep_events would remove, a batch at a time: first with `kept`, then without it; each from `after_id` 0, and then from
+-- `last_id` on while `more`.
+create or replace function webhookd.preview_sweep(
+    kind text, batch_size integer, period_days double precision, dead_letters_days double precision, kept boolean, after_id bigint)
+returns table (examined integer, expired integer, last_id bigint, more boolean)
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    batch record;
+begin
+    perform check_sweep(kind, batch_size, period_days, dead_letters_days);
+    perform require(kept is not null and after_id >= 0, 'kept must not be null, and after_id must be 0 or more');
+    if not kept then
+        after_id := greatest(after_id, (select p.after_event_id from retention_progress p where p.kind = kind));
+    end if;
+    select * into batch from examine_events(kind, batch_size, period_days, dead_letters_days, kept, after_id);
+    return query select cardinality(batch.examined_ids), cardinality(batch.expired_ids), batch.last_id, batch.more;
+end
+$$;
+grant execute on function webhookd.preview_sweep(text, integer, double precision, double precision, boolean, bigint) to webhookd_app;
+
+create or replace function webhookd.check_sweep(
+    kind text, batch_size integer, period_days double precision, dead_letters_days double precision) returns void
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    perform require(kind in ('events', 'payloads'), 'kind must be events or payloads');
+    perform require(batch_size between 1 and 100000, 'batch_size must be 1 to 100000');
+    perform require(period_days > 0 and period_days <= 36500, 'period_days must be above 0 and at most 36500');
+    perform require(dead_letters_days between 0 and 36500, 'dead_letters_days must be 0 to 36500');
+end
+$$;
+
+
+-- Deletes the rows of subscriptions that were deleted before the period and have no deliveries any more.
+create or replace function webhookd.sweep_subscriptions(holder text, batch_size integer, period_days double precision)
+returns table (refused boolean, subscriptions integer, more boolean)
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    old_ids bigint[];
+begin
+    perform check_sweep('events', batch_size, period_days, 0);
+    refused := not take_retention_turn(holder, 60);
+    subscriptions := 0;
+    more := false;
+    if not refused then
+        old_ids := array(
+            select u.id from subscriptions u
+            where u.deleted_at is not null and u.deleted_at < now() - make_interval(secs => period_days * 86400)
+                and not has_sagas(u.id)
+            order by u.deleted_at, u.id limit batch_size for update skip locked);
+        subscriptions := remove_subscriptions(old_ids);
+        more := cardinality(old_ids) = batch_size;
+    end if;
+    return next;
+end
+$$;
+grant execute on function webhookd.sweep_subscriptions(text, integer, double precision) to webhookd_app;
+
+create or replace function webhookd.remove_subscriptions(subscription_ids bigint[]) returns integer
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    removed integer;
+begin
+    delete from subscription_types t where t.subscription_id = any(subscription_ids);
+    delete from subscription_rates t where t.subscription_id = any(subscription_ids);
+    delete from subscription_secrets t where t.subscription_id = any(subscription_ids);
+    delete from subscription_changes t where t.subscription_id = any(subscription_ids);
+    delete from endpoint_health t where t.subscription_id = any(subscription_ids);
+    delete from subscriptions u where u.id = any(subscription_ids);
+    get diagnostics removed = row_count;
+    return removed;
+end
+$$;
+
+
+-- Erasure --------------------------------------------------------------------------------------------------------------
+
+-- Begins the erasure of a tenant: nothing of it is routed or sent any more, and its secrets and headers are gone at once. The rest is
+-- removed by `erase`, in the background. Returns the running erasure if there is one.
+create or replace function webhookd.erase_tenant(tenant text, requested_by text) returns bigint
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    erasure_id bigint;
+begin
+    perform require(tenant is not null, 'tenant must not be null');
+    perform require(length(requested_by) between 1 and 200, 'requested_by must be 1 to 200 characters');
+    if not exists (select from tenants t where t.tenant = tenant)
+        and not exists (select from events e where e.tenant <> '' and e.tenant = tenant)
+    then
+        raise exception using errcode = 'WH404', message = format('tenant %s does not exist', quote_literal(tenant));
+    end if;
+    -- Its row is locked by new subscriptions too: they come before, or see the erasure.
+    loop
+        insert into tenants (tenant) values (tenant) on conflict do nothing;
+        perform from tenants t where t.tenant = tenant for update;
+        exit when found;  -- otherwise another erasure of the tenant has just ended
+    end loop;
+    select e.id into erasure_id from erasures e where e.tenant = tenant and e.finished_at is null and e.subscription_id is null;
+    if not found then
+        insert into erasures (tenant, requested_by) values (tenant, requested_by) returning id into erasure_id;
+        perform delete_subscription(u.id) from subscriptions u where u.tenant = tenant and u.deleted_at is null;
+    end if;
+    return erasure_id;
+end
+$$;
+grant execute on function webhookd.erase_tenant(text, text) to webhookd_app;
+
+-- Begins the erasure of a subscription, and deletes it first if needed. Its events stay: they are not its own.
+create or replace function webhookd.erase_subscription(subscription_id bigint, requested_by text, only_tenant text default null)
+returns bigint
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    erasure_id bigint;
+    found_row subscriptions;
+begin
+    perform require(subscription_id is not null, 'subscription_id must not be null');
+    perform require(length(requested_by) between 1 and 200, 'requested_by must be 1 to 200 characters');
+    select * into found_row from subscriptions u
+    where u.id = subscription_id and (only_tenant is null or u.tenant = only_tenant) for update;
+    if not found then
+        raise exception using errcode = 'WH404', message = format('subscription %s does not exist', subscription_id);
+    end if;
+    if found_row.deleted_at is null then
+        perform delete_subscription(subscription_id);
+    end if;
+    insert into erasures (tenant, subscription_id, requested_by) values (nullif(found_row.tenant, ''), subscription_id, requested_by)
+    on conflict (subscription_id) where finished_at is null and subscription_id is not null do nothing
+    returning id into erasure_id;
+    if erasure_id is null then
+        select e.id into erasure_id from erasures e where e.subscription_id = subscription_id and e.finished_at is null;
+    end if;
+    return erasure_id;
+end
+$$;
+grant execute on function webhookd.erase_subscription(bigint, text, text) to webhookd_app;
+
+-- Continues the oldest erasure with one batch. Call it again while `more`. Without `more`, there is none, or all that is left of it is
+-- in use: a request in flight, or a job of the job queue that is not finished. Needs the turn of `holder`: otherwise `refused`.
+create or replace function webhookd.erase(holder text, batch_size integer)
+returns table (refused boolean, erasure_id bigint, finished boolean, removed integer, more boolean)
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    erasure erasures;
+    counts record;
+begin
+    perform require(batch_size between 1 and 100000, 'batch_size must be 1 to 100000');
+    refused := not take_retention_turn(holder, 60);
+    finished := false;
+    removed := 0;
+    more := false;
+    if not refused then
+        -- One that had to leave out rows goes behind the others.
+        select * into erasure from erasures e where e.finished_at is null order by e.left_out and e.after_id = 0, e.id limit 1 for update;
+    end if;
+    if erasure.id is null then
+        return next;
+        return;
+    end if;
+    erasure_id := erasure.id;
+    if erasure.subscription_id is not null then
+        select * into counts from erase_subscription_batch(erasure, batch_size);
+    else
+        select * into counts from erase_tenant_batch(erasure, batch_size);
+    end if;
+    removed := counts.events + counts.deliveries + counts.jobs;
+    update erasures e
+    set events = e.events + counts.events, deliveries = e.deliveries + counts.deliveries, attempts = e.attempts + counts.attempts,
+        dead_letters = e.dead_letters + counts.dead_letters, jobs = e.jobs + counts.jobs,
+        after_created_at = case when counts.is_end then '-infinity' else counts.last_created_at end,
+        after_id = case when counts.is_end then 0 else counts.last_id end,
+        left_out = case when erasure.after_id = 0 then counts.left_out else e.left_out or counts.left_out end
+    where e.id = erasure.id
+    returning e.* into erasure;
+    more := not counts.is_end;
+    if counts.is_end and not erasure.left_out then
+        -- Another walk finds what was committed meanwhile; the first one that finds nothing ends the erasure.
+        more := removed > 0;
+        finished := not more and can_finish(erasure);
+        if finished then
+            perform finish_erasure(erasure);
+        end if;
+    end if;
+    return next;
+end
+$$;
+grant execute on function webhookd.erase(text, integer) to webhookd_app;
+
+-- A batch of a tenant's events, in the order of idx_event_tenant.
+create or replace function webhookd.erase_tenant_batch(
+    erasure webhookd.erasures, batch_size integer, out events integer, out deliveries integer, out attempts integer,
+    out dead_letters integer, out jobs integer, out last_created_at timestamptz, out last_id bigint, out is_end boolean,
+    out left_out boolean)
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    event_ids bigint[];
+    free_ids bigint[];
+begin
+    select coalesce(array_agg(e.id), '{}'), (array_agg(e.created_at))[count(*)] into event_ids, last_created_at
+    from (select e.id, e.created_at from (
+              select e.id, e.created_at, e.tenant from events e
+              where e.tenant <> '' and (e.tenant, e.created_at, e.id) > (erasure.tenant, erasure.after_created_at, erasure.after_id)
+              order by e.tenant, e.created_at, e.id limit batch_size) e
+          where e.tenant = erasure.tenant) e;
+    last_id := event_ids[cardinality(event_ids)];
+    is_end := cardinality(event_ids) < batch_size;
+    -- No subscription is left to route them to, and no job should be made of them.
+    delete from event_routing_queue q
+    where q.event_id = any(array(
+        select r.event_id from event_routing_queue r where r.event_id = any(event_ids) for update skip locked));
+    delete from job_event_queue q
+    where q.event_id = any(array(
+        select r.event_id from job_event_queue r where r.event_id = any(event_ids) for update skip locked));
+    jobs := remove_jobs_of_events(event_ids);
+    free_ids := lock_finished_events(finished_events(event_ids));
+    select r.events, r.deliveries, r.attempts, r.dead_letters into events, deliveries, attempts, dead_letters
+    from remove_events(free_ids) r;
+    left_out := cardinality(free_ids) < cardinality(event_ids);
+end
+$$;
+
+-- A batch of a subscription's deliveries: those of one status after the other, each with all deliveries of its event to this
+-- subscription, because a requeued delivery refers to the dead letter of another. `last_id` is the last saga of the batch.
+create or replace function webhookd.erase_subscription_batch(
+    erasure webhookd.erasures, batch_size integer, out events integer, out deliveries integer, out attempts integer,
+    out dead_letters integer, out jobs integer, out last_created_at timestamptz, out last_id bigint, out is_end boolean,
+    out left_out boolean)
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+declare
+    wanted constant bigint := erasure.subscription_id;
+    event_ids bigint[];
+    saga_ids bigint[];
+    locked_ids bigint[];
+    job_ids bigint[];
+    busy_event_ids bigint[];
+begin
+    events := 0;
+    jobs := 0;
+    last_created_at := '-infinity';
+    select coalesce(array_agg(distinct s.event_id), '{}'), max(s.id), count(*) < batch_size into event_ids, last_id, is_end
+    from (
+        select s.id, s.event_id from (
+            (select s.id, s.event_id from webhook_delivery_sagas s
+             where s.status = 'Pending' and (s.subscription_id, s.id) > (wanted, erasure.after_id)
+                 and s.subscription_id = wanted order by s.subscription_id, s.id limit batch_size)
+            union all
+            (select s.id, s.event_id from webhook_delivery_sagas s
+             where s.status in ('PendingRetry', 'Completed', 'DeadLettered') and s.subscription_id = wanted
+                 and s.status = 'PendingRetry' and s.id > erasure.after_id
+             order by s.subscription_id, s.status, s.id limit batch_size)
+            union all
+            (select s.id, s.event_id from webhook_delivery_sagas s
+             where s.status in ('PendingRetry', 'Completed', 'DeadLettered') and s.subscription_id = wanted
+                 and s.status = 'Completed' and s.id > erasure.after_id
+             order by s.subscription_id, s.status, s.id limit batch_size)
+            union all
+            (select s.id, s.event_id from webhook_delivery_sagas s
+             where s.status in ('PendingRetry', 'Completed', 'DeadLettered') and s.subscription_id = wanted
+                 and s.status = 'DeadLettered' and s.id > erasure.after_id
+             order by s.subscription_id, s.status, s.id limit batch_size)
+            union all
+            -- At most as many as the window of a subscription.
+            (select s.id, s.event_id from webhook_delivery_sagas s
+             where s.status = 'InProgress' and s.subscription_id = wanted and s.id > erasure.after_id)) s
+        order by s.id limit batch_size) s;
+    last_id := coalesce(last_id, erasure.after_id);
+    saga_ids := array(
+        select s.id from webhook_delivery_sagas s
+        where s.event_id = any(event_ids) and s.subscription_id = wanted and s.resent_from is null
+        union all
+        select s.id from webhook_delivery_sagas s
+        where s.event_id = any(event_ids) and s.subscription_id = wanted and s.resent_from is not null);
+    locked_ids := array(select s.id from webhook_delivery_sagas s where s.id = any(saga_ids) for update skip locked);
+    job_ids := array(
+        select j.id from webhook_delivery_jobs j
+        where j.id = any(array(select s.job_id from webhook_delivery_sagas s where s.id = any(locked_ids)))
+            and (j.status = 'Leased' or j.status in ('Completed', 'Failed') and j.result_applied_at is null) is false
+        for update skip locked);
+    busy_event_ids := array(
+        select distinct s.event_id from webhook_delivery_sagas s
+        where s.id = any(saga_ids) and (s.id <> all(locked_ids) or s.job_id is not null and s.job_id <> all(job_ids)));
+    saga_ids := array(
+        select s.id from webhook_delivery_sagas s where s.id = any(saga_ids) and s.event_id <> all(busy_event_ids));
+    select r.deliveries, r.attempts, r.dead_letters into deliveries, attempts, dead_letters from remove_sagas(saga_ids) r;
+    left_out := busy_event_ids <> '{}';
+end
+$$;
+
+-- A transaction that read the subscription before it was deleted may still route an event to it. The daemon's transactions end
+-- within 12 seconds (statement_timeout). An event of a tenant is locked by such a transaction, so a tenant needs no wait.
+create or replace function webhookd.can_finish(erasure webhookd.erasures) returns boolean
+language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
+    select erasure.subscription_id is null
+        or not exists (select from subscriptions u
+                       where u.id = erasure.subscription_id and u.deleted_at > now() - interval '15 seconds')
+$$;
+
+-- Removes the last rows, and leaves the evidence. The deliveries are gone, which the triggers check.
+create or replace function webhookd.finish_erasure(erasure webhookd.erasures) returns void
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    removed integer;
+begin
+    if erasure.subscription_id is not null then
+        removed := remove_subscriptions(array[erasure.subscription_id]);
+    else
+        removed := remove_subscriptions(array(select u.id from subscriptions u where u.tenant <> '' and u.tenant = erasure.tenant));
+        delete from tenants t where t.tenant = erasure.tenant;
+        -- Earlier erasures of its subscriptions name it too, and those that still run are done.
+        update erasures e set tenant = null, tenant_sha256 = encode(sha256(convert_to(e.tenant, 'UTF8')), 'hex'),
+                              finished_at = coalesce(e.finished_at, now())
+        where e.tenant = erasure.tenant;
+    end if;
+    update erasures e set finished_at = now(), subscriptions = e.subscriptions + removed where e.id = erasure.id;
+end
+$$;

@@ -1,0 +1,1 @@
+"""Retention and erasure: removes old finished rows, and everything of a tenant or a subscription."""

@@ -1,0 +1,170 @@
+"""The `retention` service: removes what is older than its period, and erases tenants and subscriptions.
+
+One instance at a time, in small batches with a rest after each, so that deliveries are not delayed. Reads the
+settings at every pass. Waits for Work.ERASURES, and for the pause between two passes.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from webhookd.context import Context
+from webhookd.core.errors import DatabaseBusy, WebhookdError
+from webhookd.core.metrics import Metrics
+from webhookd.core.settings import RetentionSettings
+from webhookd.db.connection import Connection
+from webhookd.db.pool import Pool
+from webhookd.retention import queries
+from webhookd.retention.queries import Batch
+from webhookd.wakeups import Work
+
+log = logging.getLogger(__name__)
+
+# A batch should take about this long. It is one transaction: a table lock of a migration waits for it, and
+# everything else waits behind that lock.
+TARGET_SECONDS = 0.05
+FIRST_BATCH = 100
+SMALLEST_BATCH = 10
+LARGEST_BATCH = 5000
+# After a batch, rest this many times as long: one connection works a fifth of the time.
+REST_FACTOR = 4
+# A batch that failed because of a lock is tried again after this time.
+BUSY_SECONDS = 1.0
+PAUSE_SECONDS = 30.0
+
+Step = Callable[[Connection, int], Awaitable[Batch]]
+
+
+class BatchSize:
+    """The size of the next batch: follows the duration of the last, and shrinks after a lock timeout."""
+
+    def __init__(self) -> None:
+        self.rows = FIRST_BATCH
+
+    def took(self, seconds: float) -> None:
+        """Aim at TARGET_SECONDS, at most twice or half as many rows as before."""
+        factor = min(2.0, max(0.5, TARGET_SECONDS / max(seconds, 0.001)))
+        self.rows = min(LARGEST_BATCH, max(SMALLEST_BATCH, int(self.rows * factor)))
+
+    def was_blocked(self) -> None:
+        """Halve it: a smaller batch needs fewer locks, and holds them for a shorter time."""
+        self.rows = max(SMALLEST_BATCH, self.rows // 2)
+
+
+class NamedStep(NamedTuple):
+    """A step of a pass, for the log and the progress bar."""
+
+    name: str
+    run: Step
+
+
+class Sweeper:
+    """Runs passes. The service and `webhookd retention run` share it."""
+
+    def __init__(
+        self, pool: Pool, holder: str, settings: Callable[[], RetentionSettings], metrics: Metrics
+    ) -> None:
+        self._pool = pool
+        self._holder = holder
+        self._settings = settings
+        self._metrics = metrics
+        self._sizes: dict[str, BatchSize] = {}
+
+    def steps(self) -> Iterator[NamedStep]:
+        """Yield the steps of a pass. Erasures come first: somebody asked for them."""
+        settings, holder = self._settings(), self._holder
+        yield NamedStep("erasures", self._erase)
+        if settings.payloads_days:
+            yield NamedStep(
+                "payloads",
+                lambda connection, size: queries.sweep_events(connection, holder, "payloads", size, settings),
+            )
+        if settings.events_days:
+            yield NamedStep(
+                "events",
+                lambda connection, size: queries.sweep_events(connection, holder, "events", size, settings),
+            )
+            yield NamedStep(
+                "subscriptions",
+                lambda connection, size: queries.sweep_subscriptions(connection, holder, size, settings),
+            )
+        if settings.jobs_days or settings.job_ledger_days or settings.job_workflows_days:
+            yield NamedStep(
+                "jobs", lambda connection, size: queries.sweep_jobs(connection, holder, size, settings)
+            )
+
+    async def batches(self, step: NamedStep) -> AsyncIterator[Batch]:
+        """Run a step batch by batch, with a rest after each, until there is no more."""
+        loop = asyncio.get_running_loop()
+        size = self._sizes.setdefault(step.name, BatchSize())
+        while True:
+            started = loop.time()
+            try:
+                async with self._pool.connection() as connection:
+                    batch = await step.run(connection, size.rows)
+            except DatabaseBusy as error:
+                log.info("retention waits for a lock: %s", error, extra={"step": step.name})
+                size.was_blocked()
+                await asyncio.sleep(BUSY_SECONDS)
+                continue
+            seconds = loop.time() - started
+            if (
+                batch.examined >= size.rows // 2
+            ):  # a batch of a few rows says little about the duration of many
+                size.took(seconds)
+            for kind, count in batch.removed.items():
+                self._metrics.retention_removed.labels(kind).inc(count)
+            yield batch
+            if batch.refused or not batch.more:
+                return
+            await asyncio.sleep(REST_FACTOR * seconds)
+
+    async def run_once(self) -> Counter[str]:
+        """Make one pass; return the removed rows by kind. Empty if another instance has the turn."""
+        removed: Counter[str] = Counter()
+        for step in self.steps():
+            async for batch in self.batches(step):
+                if batch.refused:
+                    return removed
+                removed.update(batch.removed)
+        return +removed
+
+    async def give_back_turn(self) -> None:
+        """Let another instance continue at once. A lost database is no problem: the turn expires."""
+        with suppress(WebhookdError):
+            async with self._pool.connection() as connection:
+                await queries.take_turn(connection, self._holder, 0)
+
+    async def _erase(self, connection: Connection, batch_size: int) -> Batch:
+        batch, finished_id = await queries.erase(connection, self._holder, batch_size)
+        if finished_id is not None:
+            log.info("erasure finished", extra={"erasure_id": finished_id})
+            return batch._replace(more=True)  # there may be another one
+        return batch
+
+
+class Retention:
+    """The service: a pass, a pause, forever."""
+
+    def __init__(self, context: Context) -> None:
+        self._sweeper = Sweeper(
+            context.pool, context.worker_id, lambda: context.settings().retention, context.metrics
+        )
+        self._inbox = context.wakeups.inbox(Work.ERASURES)
+
+    async def run(self) -> None:
+        """Run until cancelled; a wake-up, for an erasure or a reload, ends the pause."""
+        while True:
+            await self.run_once()
+            await self._inbox.wait(PAUSE_SECONDS)
+
+    async def run_once(self) -> int:
+        """Make one pass, and give the turn back; returns the number of removed rows."""
+        removed = await self._sweeper.run_once()
+        await self._sweeper.give_back_turn()
+        if removed:
+            log.info("retention removed rows", extra=dict(removed))
+        return removed.total()
