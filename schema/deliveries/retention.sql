@@ -375,11 +375,10 @@ begin
     if found_row.deleted_at is null then
         perform delete_subscription(subscription_id);
     end if;
-    insert into erasures (tenant, subscription_id, requested_by) values (nullif(found_row.tenant, ''), subscription_id, requested_by)
-    on conflict (subscription_id) where finished_at is null and subscription_id is not null do nothing
-    returning id into erasure_id;
-    if erasure_id is null then
-        select e.id into erasure_id from erasures e where e.subscription_id = subscription_id and e.finished_at is null;
+    select e.id into erasure_id from erasures e where e.subscription_id = subscription_id and e.finished_at is null;
+    if not found then
+        insert into erasures (tenant, subscription_id, requested_by)
+        values (nullif(found_row.tenant, ''), subscription_id, requested_by) returning id into erasure_id;
     end if;
     return erasure_id;
 end
@@ -438,6 +437,17 @@ end
 $$;
 grant execute on function webhookd.erase(text, integer) to webhookd_app;
 
+-- The events of the job queue about jobs that were created from the given events, as far as they have a correlation id of them.
+create or replace function webhookd.lifecycle_events(event_ids bigint[]) returns bigint[]
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    return array(
+        select l.id from events e join events l on l.correlation_id = e.correlation_id
+        where e.id = any(event_ids) and e.correlation_id is not null and l.correlation_id is not null
+            and starts_with(l.event_type, 'dot.job.') and l.payload ->> 'causation_event_id' = e.id::text);
+end
+$$;
+
 -- A batch of a tenant's events, in the order of idx_event_tenant.
 create or replace function webhookd.erase_tenant_batch(
     erasure webhookd.erasures, batch_size integer, out events integer, out deliveries integer, out attempts integer,
@@ -465,7 +475,10 @@ begin
     where q.event_id = any(array(
         select r.event_id from job_event_queue r where r.event_id = any(event_ids) for update skip locked));
     jobs := remove_jobs_of_events(event_ids);
-    free_ids := lock_finished_events(finished_events(event_ids));
+    -- The lifecycle events of its jobs have its correlation id. They go first: without the event they could not be found.
+    perform remove_events(lock_finished_events(finished_events(lifecycle_events(event_ids))));
+    free_ids := lock_finished_events(finished_events(array(
+        select e.id from unnest(event_ids) as e (id) where lifecycle_events(array[e.id]) = '{}')));
     select r.events, r.deliveries, r.attempts, r.dead_letters into events, deliveries, attempts, dead_letters
     from remove_events(free_ids) r;
     left_out := cardinality(free_ids) < cardinality(event_ids);

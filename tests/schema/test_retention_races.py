@@ -265,7 +265,9 @@ LOCK = "for update skip locked"
 KEY_SHARE = Weakened("lock_events", "for key share")
 LOCKED = Weakened("lock_finished_events", "order by e.id for update skip locked")
 RECHECKED = Weakened("lock_finished_events", "return finished_events(locked_ids)", "return locked_ids")
-QUEUE = Weakened("finished_events", "select from event_routing_queue q where q.event_id = e.id", "select where false")
+QUEUE = Weakened(
+    "finished_events", "select from event_routing_queue q where q.event_id = e.id", "select where false"
+)
 
 # Each race, and the guards without which it must fail.
 RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
