@@ -57,9 +57,9 @@ grant select, delete on webhookd.events, webhookd.event_labels, webhookd.event_r
 grant update (payload, payload_removed_at) on webhookd.events to retention_keeper;
 grant update (payload_snapshot) on webhookd.dead_letters to retention_keeper;
 grant update (updated_at) on webhookd.webhook_delivery_sagas, webhookd.subscriptions, webhookd.tenants to retention_keeper;
-grant insert (tenant) on webhookd.tenants to retention_keeper;
+grant insert on webhookd.tenants to retention_keeper;
 grant update (lease_until) on webhookd.webhook_delivery_jobs to retention_keeper;
-grant update (event_id) on webhookd.event_routing_queue, webhookd.job_event_queue to retention_keeper;
+grant update on webhookd.event_routing_queue, webhookd.job_event_queue to retention_keeper;
 grant update (status) on webhookd.job_queue, webhookd.job_workflow to retention_keeper;
 grant select, update on webhookd.retention_turn, webhookd.retention_progress to retention_keeper;
 grant select, insert, update, delete on webhookd.retention_kept to retention_keeper;

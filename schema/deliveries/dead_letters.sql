@@ -177,7 +177,6 @@ declare
     before constant timestamptz := coalesce(failed_before, 'infinity');
     since_id bigint := 0;
     matching_ids bigint[];
-    event_ids bigint[];  -- of those, the events that have their payload
 begin
     perform require(after_id is not null, 'after_id must not be null');
     perform require(batch_size > 0, 'batch_size must be at least 1');
@@ -242,14 +241,15 @@ begin
                 and d.failed_at < before);
     end if;
 
-    event_ids := array(select distinct d.event_id from dead_letters d where d.id = any(matching_ids));
-    event_ids := case when dry_run
-        then array(select e.id from events e where e.id = any(event_ids) and e.payload_removed_at is null)
-        else lock_events(event_ids) end;
+    if not dry_run then
+        perform lock_events(array(select d.event_id from dead_letters d where d.id = any(matching_ids)));
+    end if;
+    -- After the lock: retention may have removed some of them until then.
     with possible as materialized (
         select d.id, d.saga_id, d.event_id, d.subscription_id
         from dead_letters d join subscriptions s on s.id = d.subscription_id and s.routable
-        where d.id = any(matching_ids) and d.event_id = any(event_ids)
+        join events e on e.id = d.event_id and e.payload_removed_at is null
+        where d.id = any(matching_ids)
             and not exists (select from webhook_delivery_sagas r where r.dead_letter_id = d.id)
     ), made as (
         insert into webhook_delivery_sagas (event_id, subscription_id, dead_letter_id, resent_from)

@@ -261,6 +261,13 @@ BAD_CHANGES: list[tuple[str, dict[str, Any]]] = [
     *(("headers must be a JSON object", {"headers": json.loads(each)}) for each in BAD_HEADERS.values()),
 ]
 
+BAD_BATCHES = [wrong("batch_size must be 1 to 100000", batch_size=each) for each in ("0", "-1", "100001")]
+BAD_SWEEPS = [
+    *BAD_BATCHES,
+    wrong("kind must be events or payloads", kind="'jobs'"),
+    *(wrong("period_days must be above 0", period_days=each) for each in ("0", "-1", "36501", "'nan'")),
+    *(wrong("dead_letters_days must be 0", dead_letters_days=each) for each in ("-1", "36501", "'nan'")),
+]
 FUNCTIONS: dict[str, Function] = {
     "publish": Function(
         PUBLISHED,
@@ -611,7 +618,7 @@ FUNCTIONS: dict[str, Function] = {
             missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
             missing(f"subscription {SUBSCRIPTION} does not exist", only_tenant="'acme'"),
             wrong("since must be before until", since="now()", until="now()"),
-            wrong("after_event_id must be 0 or", after_event_id=f"{UNKNOWN}"),
+            wrong("after_event_id must be 0 or", after_event_id="1", since="now() - interval '1 us'"),
             Bad("WH412", "subscription 2 is not active and verified", {"subscription_id": f"{HELD}"}),
         ],
     ),
@@ -643,6 +650,71 @@ FUNCTIONS: dict[str, Function] = {
         ],
     ),
     "patterns_of": Function({"event_type": "'a.b'"}, frozenset({"event_type"})),
+    "take_retention_turn": Function(
+        {"holder": "'me'", "seconds": "60"},
+        bad=[wrong("seconds must be 0", seconds=each) for each in ("-1", "3601", "'nan'")],
+    ),
+    "sweep_events": Function(
+        {
+            "holder": "'me'",
+            "kind": "'events'",
+            "batch_size": "10",
+            "period_days": "0.000000001",
+            "dead_letters_days": "0.000000001",
+        },
+        bad=BAD_SWEEPS,
+    ),
+    "preview_sweep": Function(
+        {
+            "kind": "'events'",
+            "batch_size": "10",
+            "period_days": "1",
+            "dead_letters_days": "1",
+            "kept": "false",
+            "after_id": "0",
+        },
+        bad=[*BAD_SWEEPS, wrong("after_id must be 0 or more", after_id="-1")],
+    ),
+    "sweep_subscriptions": Function(
+        {"holder": "'me'", "batch_size": "10", "period_days": "0.000000001"},
+        bad=[*BAD_BATCHES, wrong("period_days must be above 0", period_days="0")],
+    ),
+    "sweep_jobs": Function(
+        {
+            "holder": "'me'",
+            "batch_size": "10",
+            "jobs_days": "0.000000001",
+            "ledger_days": "0.000000001",
+            "workflows_days": "0.000000001",
+        },
+        bad=[
+            *BAD_BATCHES,
+            *(
+                wrong(f"{name} must be 0 to 36500", **{name: each})
+                for name in ("jobs_days", "ledger_days", "workflows_days")
+                for each in ("-1", "36501", "'nan'")
+            ),
+        ],
+    ),
+    "erase": Function({"holder": "'me'", "batch_size": "10"}, bad=BAD_BATCHES),
+    "erase_tenant": Function(
+        {"tenant": "'initech'", "requested_by": "'me'"},
+        bad=[
+            missing("tenant 'globex' does not exist", tenant="'globex'"),
+            missing("tenant '' does not exist", tenant="''"),
+            wrong("requested_by must be", requested_by="''"),
+            wrong("requested_by must be", requested_by="repeat('a', 201)"),
+        ],
+    ),
+    "erase_subscription": Function(
+        {"subscription_id": f"{SUBSCRIPTION}", "requested_by": "'me'", "only_tenant": "null"},
+        frozenset({"only_tenant"}),
+        [
+            missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
+            missing(f"subscription {SUBSCRIPTION} does not exist", only_tenant="'acme'"),
+            wrong("requested_by must be", requested_by="''"),
+        ],
+    ),
     "first_saga_since": Function({"moment": "now()"}, frozenset({"moment"})),
     "create_subscription": Function(
         {
@@ -805,6 +877,7 @@ async def world(flow: Flow) -> Flow:
     await flow.daemon.execute(change, HELD, '{"active": false}')
     await flow.daemon.execute(change, SUBSCRIPTION, '{"max_attempts": null}')
     await flow.daemon.execute("select webhookd.begin_verification($1)", SUBSCRIPTION)
+    await flow.daemon.execute("select webhookd.put_tenant('initech', '{}')")
 
     await next_job(flow)
     [lease] = await flow.claim()

@@ -47,6 +47,7 @@ OURS = (
     "ix_job_queue_retry_due",
     "ix_job_queue_deadline",
     "ix_job_queue_retention",
+    "ix_job_queue_finished",
 )
 GROWING_TABLES = ("job_queue", "job_command_run", "events", "job_event_queue", "event_routing_queue")
 

@@ -34,6 +34,10 @@ TABLES = {
     "types": "subscription_types",
     "rates": "subscription_rates",
     "labels": "event_labels",
+    "keeping": "retention_turn",
+    "progress": "retention_progress",
+    "kept": "retention_kept",
+    "erasures": "erasures",
     "work": "job_queue",
     "flows": "job_workflow",
     "ledger": "job_command_run",
@@ -60,6 +64,7 @@ lease_cleaner         -       -      -        -       -      -      SU     -    
 dead_letter_operator  S       S      -        -       -      SI     -      SI     -        -      -      -
 subscription_admin    -       SIU    SIUD     S       -      -      -      -      -        -      -      -
 webhookd_jobqueue     SI      -      -        -       -      -      -      -      -        -      -      -
+retention_keeper      SD      SD     SD       SD      SUD    SD     SD     SD     SD       -      -      -
 workflow_admin        -       -      -        -       -      -      -      -      -        -      -      -
 dot_executor          -       -      -        -       -      -      -      -      -        -      -      -
 webhookd_reader       S       S      -        S       S      S      S      S      S        S      S      -
@@ -73,15 +78,40 @@ TENANT_MATRIX = """
 router_worker         -        S      -      -
 saga_orchestrator     -        -      SIU    -
 subscription_admin    SIU      -      -      -
+retention_keeper      SID      SD     SD     SD
 webhookd_reader       S        S      -      S
 webhookd_app          S        S      -      S
 webhookd_owner        SIUDT    SIUDT  SIUDT  SIUDT
 """
 
+# The tables of retention and erasure; a role that is not named has no rights on them.
+RETENTION_MATRIX = """
+                      keeping  progress  kept   erasures
+retention_keeper      SU       SU        SIUD   SIU
+subscription_admin    -        -         -      S
+webhookd_reader       S        S         S      S
+webhookd_app          S        S         S      S
+webhookd_owner        SIUDT    SIUDT     SIUDT  SIUDT
+"""
+
+# Columns that a role may update without the rest of the table: to lock rows, and to remove payloads.
+COLUMNS = {
+    ("retention_keeper", "events", "payload"),
+    ("retention_keeper", "events", "payload_removed_at"),
+    ("retention_keeper", "dead_letters", "payload_snapshot"),
+    ("retention_keeper", "webhook_delivery_sagas", "updated_at"),
+    ("retention_keeper", "webhook_delivery_jobs", "lease_until"),
+    ("retention_keeper", "subscriptions", "updated_at"),
+    ("retention_keeper", "tenants", "updated_at"),
+    ("retention_keeper", "job_queue", "status"),
+    ("retention_keeper", "job_workflow", "status"),
+}
+
 # The tables of the job queue; a role that is not named has no rights on them.
 JOB_QUEUE_MATRIX = """
                       work   flows  ledger  policy  registry  spawning  settings  edges
 webhookd_jobqueue     SIU    SIU    SI      SIU     SIU       SUD       SU        -
+retention_keeper      SD     SD     SD      -       -         SUD       -         -
 workflow_admin        s      S      S       S       S         S         S         S
 webhookd_reader       s      S      S       S       S         S         S         S
 webhookd_app          s      S      S       S       S         S         S         S
@@ -149,7 +179,39 @@ check_new_sagas           webhookd_owner        definer
 check_new_jobs            webhookd_owner        definer
 check_saga                webhookd_owner        invoker
 check_job                 webhookd_owner        invoker
-refuse_delete_with_jobs   webhookd_owner        definer
+refuse_live_saga          webhookd_owner        definer
+refuse_live_job           webhookd_owner        invoker
+refuse_event_in_use       webhookd_owner        definer
+refuse_subscription_in_use webhookd_owner       definer
+check_payload_removed     webhookd_owner        invoker
+check_snapshot_removed    webhookd_owner        invoker
+lock_events               webhookd_owner        definer
+has_sagas                 webhookd_owner        invoker
+refuse_without_payload    dead_letter_operator  invoker
+refuse_if_erasing         subscription_admin    invoker
+finished_events           retention_keeper      invoker
+unfinished_sagas          retention_keeper      invoker
+lock_finished_events      retention_keeper      invoker
+remove_sagas              retention_keeper      invoker
+remove_events             retention_keeper      invoker
+remove_subscriptions      retention_keeper      invoker
+take_retention_turn       retention_keeper      definer
+examine_events            retention_keeper      invoker
+check_sweep               retention_keeper      invoker
+sweep_events              retention_keeper      definer
+preview_sweep             retention_keeper      definer
+sweep_subscriptions       retention_keeper      definer
+erase_tenant              retention_keeper      definer
+erase_subscription        retention_keeper      definer
+erase                     retention_keeper      definer
+erase_tenant_batch        retention_keeper      invoker
+erase_subscription_batch  retention_keeper      invoker
+lifecycle_events          retention_keeper      invoker
+can_finish                retention_keeper      invoker
+finish_erasure            retention_keeper      invoker
+remove_jobs               retention_keeper      invoker
+remove_jobs_of_events     retention_keeper      invoker
+sweep_jobs                retention_keeper      definer
 require_dead_letter       webhookd_owner        definer
 require_matching_snapshot webhookd_owner        definer
 clear_verified            webhookd_owner        invoker
@@ -261,6 +323,14 @@ CALLABLE: dict[str, set[str]] = {
         "patterns_of",
         "first_saga_since",
         "backlog",
+        "take_retention_turn",
+        "sweep_events",
+        "preview_sweep",
+        "sweep_subscriptions",
+        "sweep_jobs",
+        "erase_tenant",
+        "erase_subscription",
+        "erase",
         *ADMINISTRATORS,
     },
     "workflow_admin": ADMINISTRATORS,
@@ -268,11 +338,12 @@ CALLABLE: dict[str, set[str]] = {
     "webhookd_jobqueue": {"require", "backoff", "is_event_type", "wait_for_sync_standby"},
     "webhookd_reader": {"backlog", "fn_job_queue_health", "patterns_of", "first_saga_since"},
     "webhookd_ingest": {"require", "wait_for_sync_standby"},
-    "router_worker": {"require", "resend_deliveries", "patterns_of"},
+    "retention_keeper": {"require", "has_sagas", "delete_subscription"},
+    "router_worker": {"require", "resend_deliveries", "patterns_of", "lock_events"},
     "saga_orchestrator": {"require", "backoff", "bury", "is_row_error"},
     "job_worker": {"require", "live_secrets", "standard_body"},
     "lease_cleaner": {"require"},
-    "dead_letter_operator": {"require"},
+    "dead_letter_operator": {"require", "lock_events"},
     "subscription_admin": {
         "require",
         "is_labels",
@@ -388,10 +459,12 @@ def parse_functions(text: str) -> dict[str, tuple[str, str]]:
 
 
 JOB_QUEUE, TENANTS = parse_matrix(JOB_QUEUE_MATRIX), parse_matrix(TENANT_MATRIX)
+RETENTION = parse_matrix(RETENTION_MATRIX)
 EXPECTED = {
     role: rights
     | JOB_QUEUE.get(role, dict.fromkeys(JOB_QUEUE[OWNER], ""))
     | TENANTS.get(role, dict.fromkeys(TENANTS[OWNER], ""))
+    | RETENTION.get(role, dict.fromkeys(RETENTION[OWNER], ""))
     for role, rights in parse_matrix(MATRIX).items()
 }
 OWNED = parse_functions(FUNCTIONS)
@@ -523,7 +596,15 @@ async def test_login_can_do_exactly_what_its_role_can(
 
 
 async def test_tables_have_no_privileges_beyond_the_matrix(flow: "Flow") -> None:
-    """No other kind of privilege, no grant option, none for PUBLIC; on columns only SELECT of job_queue."""
+    """No other kind, no grant option, none for PUBLIC; on columns SELECT of job_queue, and COLUMNS."""
+    columns = await flow.superuser.fetch(
+        """
+        select a.grantee::regrole::text, c.relname, attname
+        from pg_attribute join pg_class c on c.oid = attrelid cross join lateral aclexplode(attacl) a
+        where c.relnamespace = 'webhookd'::regnamespace and a.privilege_type = 'UPDATE'
+        """
+    )
+    assert {tuple(row) for row in columns} == COLUMNS
     others = await flow.superuser.fetch(
         """
         select c.relname, a.grantee::regrole, a.privilege_type
@@ -534,7 +615,8 @@ async def test_tables_have_no_privileges_beyond_the_matrix(flow: "Flow") -> None
         select c.relname, a.grantee::regrole, a.privilege_type
         from pg_attribute join pg_class c on c.oid = attrelid cross join lateral aclexplode(attacl) a
         where c.relnamespace = 'webhookd'::regnamespace
-            and (a.privilege_type <> 'SELECT' or a.is_grantable or a.grantee = 0 or c.relname <> 'job_queue')
+            and (a.is_grantable or a.grantee = 0 or a.privilege_type not in ('SELECT', 'UPDATE')
+                 or a.privilege_type = 'SELECT' and c.relname <> 'job_queue')
         """,
         list(PRIVILEGES.values()),
     )
@@ -793,12 +875,16 @@ async def test_function_has_the_privileges_of_its_owner(
 
 
 async def test_invoker_functions_read_few_tables(flow: "Flow") -> None:
-    """They only compute; a few of them read or lock tables with the caller's privileges."""
+    """They only compute; a few of them read or lock tables with the caller's privileges.
+
+    Those of retention_keeper are parts of its gated functions, and only that role may call them.
+    """
     rows = await flow.superuser.fetch(
         r"""
         select p.proname, t.name
         from pg_proc p join unnest($1::text[]) as t (name) on p.prosrc ~ ('\m' || t.name || '\M')
         where p.pronamespace = 'webhookd'::regnamespace and not p.prosecdef and p.proname <> 'backlog'
+            and p.proowner <> 'retention_keeper'::regrole
         """,
         list(TABLES.values()),
     )
@@ -816,6 +902,11 @@ async def test_invoker_functions_read_few_tables(flow: "Flow") -> None:
         ("choose_jobs", "webhook_delivery_jobs"),
         ("choose_jobs", "webhook_delivery_sagas"),
         ("check_saga", "webhook_delivery_jobs"),
+        ("check_payload_removed", "events"),
+        ("check_snapshot_removed", "events"),
+        ("check_snapshot_removed", "dead_letters"),
+        ("has_sagas", "webhook_delivery_sagas"),
+        ("refuse_if_erasing", "erasures"),
     }
 
 

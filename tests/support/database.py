@@ -53,6 +53,7 @@ SCHEMA_ROLES = (
     "webhookd_app",
     "webhookd_ingest",
     "webhookd_jobqueue",
+    "retention_keeper",
     "webhookd_owner",
     "webhookd_reader",
     "workflow_admin",

@@ -144,9 +144,8 @@ async def progress(connection: Connection, settings: RetentionSettings, counted_
         connection,
         """
         select p.swept_before,
-               case when $1 > 0 then greatest(0, extract(epoch from
-                   now() - make_interval(secs => $1 * 86400)
-                       - coalesce(p.swept_before, next_event.created_at, now())))::double precision end,
+               case when $1 > 0 then coalesce(greatest(0, extract(epoch from
+                   now() - make_interval(secs => $1 * 86400) - next_event.created_at)), 0)::float8 end,
                least(next_event.created_at, kept_event.created_at),
                (select count(*) from (
                    select from webhookd.retention_kept k where k.kind = 'events' limit $2) k),

@@ -74,7 +74,7 @@ class Sweeper:
         self._sizes: dict[str, BatchSize] = {}
 
     def steps(self) -> Iterator[NamedStep]:
-        """Yield the steps of a pass. Erasures come first: somebody asked for them."""
+        """Yield the steps of a pass. Erasures come first, because a person waits for them."""
         settings, holder = self._settings(), self._holder
         yield NamedStep("erasures", self._erase)
         if settings.payloads_days:
