@@ -12,6 +12,7 @@ from webhookd.core.errors import Refusal, Refused
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import translated
 from webhookd.deliveries import attempts, dead_letters, reads, subscriptions, tenants
+from webhookd.deliveries.explain import Limits
 from webhookd.retention import queries
 
 if TYPE_CHECKING:
@@ -262,6 +263,6 @@ async def test_deleted_subscription_can_be_erased_later(flow: Flow) -> None:
     await let_pass(flow.superuser, 1)
     assert await erase(flow) == [first["id"]]
     event = await reads.event(
-        flow.daemon, await flow.superuser.fetchval("select id from webhookd.events"), reads.Limits(5, 10)
+        flow.daemon, await flow.superuser.fetchval("select id from webhookd.events"), Limits(5, 10)
     )
     assert event["deliveries"] == []
