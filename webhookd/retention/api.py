@@ -25,7 +25,7 @@ class Erasure(TypedDict):
 
     id: fields.Id
     tenant: Annotated[
-        fields.TenantOrNone, Meta(description="null: no tenant, or the tenant is erased by now")
+        fields.Tenant | None, Meta(description="null: no tenant, or the tenant is erased by now")
     ]
     tenant_sha256: Annotated[
         Annotated[str, Meta(examples=["5b3a…"])] | None,

@@ -91,7 +91,7 @@ async def test_bound_token_cannot_reach_another_tenant(
                 {"json": bodies.get(f"{method} {path}", {})} if method in ("POST", "PATCH", "PUT") else {}
             )
             answer = await stranger.request(method, path.replace("{id}", str(row_id)), **options)
-            is_instance = group.startswith("job") or method == "PUT"
+            is_instance = group.startswith("job") or (group == "tenants" and method in ("PUT", "DELETE"))
             assert answer.problem == ((403, "forbidden") if is_instance else (404, "not_found")), path
             seen += group in ids
     assert seen == 13
@@ -163,9 +163,7 @@ async def test_bound_token_writes_only_to_its_tenant(
     assert (requeued.body["matched"], requeued.body["requeued"]) == (0, 0)
     for after_id in (1, 999):
         answer = await stranger.post("/v1/dead-letters/requeue", {"after_id": after_id})
-        assert answer.problem == (422, "invalid_request"), (
-            "another tenant's id looks like one that is unknown"
-        )
+        assert answer.body["matched"] == 0, "another tenant's id looks like one that is unknown"
     others = {"dry_run": False, "filter": {"tenant": "acme"}}
     assert (await stranger.post("/v1/dead-letters/requeue", others)).problem == (404, "not_found")
     assert await contents(flow) == before
