@@ -25,10 +25,11 @@ from tests.support.postgres import run_apart
 from webhookd.core.errors import Refused
 from webhookd.core.states import SagaStatus
 from webhookd.db.paging import Page
-from webhookd.deliveries import dead_letters, reads
+from webhookd.deliveries import dead_letters, delivery_lists, reads
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.deliveries.explain import Limits
-from webhookd.deliveries.reads import DeliveryFilter, EventFilter
+from webhookd.deliveries.delivery_lists import DeliveryFilter
+from webhookd.deliveries.reads import EventFilter
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -110,7 +111,7 @@ class Case(NamedTuple):
 def deliveries(where: str, **filters: Any) -> Case:
     """Return a case of deliveries."""
     return Case(
-        lambda connection, page: reads.deliveries(connection, page, DeliveryFilter(**filters)),
+        lambda connection, page: delivery_lists.deliveries(connection, page, DeliveryFilter(**filters)),
         filters,
         f"select id from webhookd.webhook_delivery_sagas where {where} order by id desc",
     )

@@ -16,7 +16,7 @@ from webhookd.core.limits import MAX_BATCH_EVENTS, MAX_RESPONSE_EXCERPT_BYTES, R
 from webhookd.core.settings import Settings
 from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.db.paging import Row
-from webhookd.deliveries import ingest, reads, sagas
+from webhookd.deliveries import delivery_lists, ingest, reads, sagas
 from webhookd.deliveries.explain import Limits
 from webhookd.deliveries.ingest import SINGLE_LOCK_TIMEOUT_SECONDS, GroupCommit
 from webhookd.http import fields
@@ -389,8 +389,8 @@ class Deliveries(DatabaseResource):
     )
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, DeliveriesQuery)
-        selection = reads.DeliveryFilter(**own_filters(request, query))
-        rows = await self._database.run(reads.deliveries, query.page, selection)
+        selection = delivery_lists.DeliveryFilter(**own_filters(request, query))
+        rows = await self._database.run(delivery_lists.deliveries, query.page, selection)
         return list_response(rows, query.limit)
 
     @route(
