@@ -1,17 +1,29 @@
 """The list of deliveries: a page of sagas, newest first, for any combination of filters.
 
 SELECTs with the rights of webhookd_reader. One filter selects rows by its index; the others are compared with
-the rows of that one. Pages: see db/paging.py.
+the rows of that one. Pages: see db/paging.py. A saga does not have its event's type, so a list by event type
+follows the events instead, newest first, and ends a page early if too many of them have no matching delivery.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, assert_never
 
+from webhookd.core.errors import Refusal, Refused
 from webhookd.core.limits import MAX_ID
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Arguments, Column, Page, Range, Row, fetch_by_index, piece
+
+# The most events, or sagas, that a page looks at to find those of an event type: about 0.1 s.
+MAX_EXAMINED = 10_000
+# The next step looks at so many times more events, because the last one did not fill the page.
+STEP_FACTOR = 4
+# A saga's `created_at` is the start of its transaction, and its id comes later. The daemon's sessions end a
+# statement, and an idle transaction, after 12 s, and no transaction has more than two statements (see
+# db/pool.py). So this is the most by which the order of ids and the order of times can differ.
+OVERLAP = timedelta(minutes=1)
+_LATEST = datetime.max.replace(tzinfo=UTC) - OVERLAP
 
 # Held: its subscription is not deliverable, and no attempt is leased.
 DELIVERIES = """
@@ -70,13 +82,27 @@ _OF_TENANT = """
     cross join lateral ({2}) g
     order by g.id desc limit {3}"""
 _FIRST_SAGA = "select webhookd.first_saga_since($1)"
-# Ten seconds later than asked, because the ids of overlapping transactions are not in the order of time. The
-# function itself looks ten seconds earlier.
-_FIRST_LATER_SAGA = "select webhookd.first_saga_since($1::timestamptz + interval '20 seconds')"
+# The function itself looks OVERLAP earlier than asked; this needs the first one OVERLAP later.
+_FIRST_LATER_SAGA = "select webhookd.first_saga_since($1::timestamptz + 2 * $2::interval)"
 _HAS_EVENT_TYPE = "exists (select from webhookd.events k where k.id = g.event_id and k.event_type = {0})"
 _HAS_TENANT = (
     "exists (select from webhookd.subscriptions k where k.id = g.subscription_id and k.tenant = {0})"
 )
+# Events are read in the order of their index, each with its sagas, until the page is full.
+_BY_EVENT = """
+    select g.*, e.created_at as event_created_at from ({0}) e cross join lateral ({1}) g
+    order by {2}, g.id desc limit {3}"""
+_LAST_EVENT = "select e.created_at, e.id from ({0}) e order by {1} offset {2} limit 1"
+_SCANNED = "select * from ({0}) g where {1} order by g.id desc limit {2}"
+_LAST_SCANNED = "select g.id from ({0}) g order by g.id desc offset {1} limit 1"
+_TENANT_OF_SUBSCRIPTION = "select s.tenant from webhookd.subscriptions s where s.id = $1"
+_EVENT_OF_SAGA = """
+    select e.created_at, e.id
+    from webhookd.webhook_delivery_sagas g join webhookd.events e on e.id = g.event_id
+    where g.id = $1 and ($2::text is null or e.tenant = $2)"""
+_EVENT = """
+    select e.created_at, e.id from webhookd.events e
+    where e.id = $1 and ($2::text is null or e.tenant = $2)"""
 
 
 class DeliveryFilter(NamedTuple):
@@ -92,24 +118,36 @@ class DeliveryFilter(NamedTuple):
     created_before: datetime | None = None
 
 
-class _SagaPage(NamedTuple):
-    """Sagas to select: newest first below `below_id`, and the conditions that no index serves."""
+class Found(NamedTuple):
+    """A page of deliveries. If it ended before it was full, the next page starts at the cursor `cut_at`."""
 
+    rows: list[Row]
+    cut_at: int | None = None
+
+
+class _SagaPage(NamedTuple):
+    """Sagas to select: newest first, from `first_id` to below `below_id`, that pass the tests."""
+
+    first_id: int
     below_id: int
     limit: int
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # the conditions that no index serves
 
     @property
     def mark(self) -> tuple[int]:
         return (self.below_id,)
 
 
-async def deliveries(connection: Connection, page: Page, selection: DeliveryFilter) -> list[Row]:
+async def deliveries(connection: Connection, page: Page, selection: DeliveryFilter) -> Found:
     """Return sagas, newest first. `held` ones wait until their subscription is deliverable.
 
-    One filter selects by its index: the first of event, subscription, tenant, error code and status. The
-    others are compared with the rows of that one.
+    The cursor is the id of a saga. Only in a list by event type, it can also be the negative id of an event.
     """
+    has_type = selection.event_type is not None and selection.event_id is None
+    if has_type and selection.created_after is None:
+        return await _by_event(connection, page, selection)
+    if page.after_id is not None and page.after_id < 0:
+        raise Refused(Refusal.INVALID_ARGUMENT, "cursor: is of another list")
     arguments = Arguments()
     saga_page = await _saga_page(connection, page, selection, arguments)
     if selection.event_id is not None:
@@ -120,9 +158,135 @@ async def deliveries(connection: Connection, page: Page, selection: DeliveryFilt
         sagas = _sagas_of_tenant(saga_page, selection.tenant, selection.status, arguments)
     elif selection.error_code is not None:
         sagas = _sagas_by_error(saga_page, selection.error_code, selection.status, arguments)
+    elif has_type and selection.status in (None, SagaStatus.COMPLETED):
+        return await _scan(connection, saga_page, selection.status, arguments)
     else:
         sagas = _sagas_by_status(saga_page, selection.status, arguments)
-    return await fetch_by_index(connection, f"{DELIVERIES.format(sagas)} order by g.id desc", arguments)
+    query = f"{DELIVERIES.format(sagas)} order by g.id desc"
+    return Found(await fetch_by_index(connection, query, arguments))
+
+
+class _EventWalk(NamedTuple):
+    """The events of a type, newest first, and where the walk is."""
+
+    part: Range
+    only: str
+    mark: tuple[datetime, int] | None = None
+    # The previous page ended inside of this event, at this saga.
+    rest_of: tuple[int, int] | None = None
+
+    def next_events(self, number: int, arguments: Arguments) -> str:
+        shown = ", ".join(self.part.columns)
+        return piece("webhookd.events e", self.part, self.mark, number, arguments, shown, self.only)
+
+
+async def _by_event(connection: Connection, page: Page, selection: DeliveryFilter) -> Found:
+    """Follow the events of the type, each with its sagas, in steps until the page is full.
+
+    A resent saga, which has a new id, is listed with its event.
+    """
+    tenant = selection.tenant
+    if selection.subscription_id is not None:
+        tenant = await connection.fetchval(_TENANT_OF_SUBSCRIPTION, selection.subscription_id)
+        if tenant is None or selection.tenant not in (None, tenant):
+            return Found([])
+    walk = await _event_walk(connection, page, selection, tenant)
+    rows: list[Row] = []
+    examined, step = 0, page.limit
+    while True:
+        rows += await _sagas_of_events(connection, walk, step, page.limit - len(rows), selection)
+        if len(rows) == page.limit:
+            return Found(rows)
+        last = await _last_event(connection, walk, step)
+        if last is None:
+            return Found(rows)
+        examined += step
+        if examined >= MAX_EXAMINED:
+            return Found(rows, cut_at=-last[1])
+        walk = walk._replace(mark=last)
+        step = min(step * STEP_FACTOR, MAX_EXAMINED - examined)
+
+
+async def _event_walk(
+    connection: Connection, page: Page, selection: DeliveryFilter, tenant: str | None
+) -> _EventWalk:
+    """Start at the cursor: after an event, or inside of one, after a saga.
+
+    By idx_event_tenant_type or idx_event_type. A saga is not older than its event, except for the overlap of
+    their transactions.
+    """
+    equal: dict[str, object] = {"e.event_type": selection.event_type}
+    only = "true"
+    if tenant:
+        equal, only = {"e.tenant": tenant} | equal, "e.tenant <> ''"
+    before = selection.created_before
+    below = None if before is None or before >= _LATEST else before + OVERLAP
+    walk = _EventWalk(Range((*equal, "e.created_at", "e.id"), tuple(equal.values()), below=below), only)
+    cursor = page.after_id
+    if cursor is None:
+        return walk
+    query, what = (_EVENT_OF_SAGA, "delivery") if cursor > 0 else (_EVENT, "event")
+    row = await connection.fetchrow(query, abs(cursor), selection.tenant)
+    if row is None:
+        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: {what} {abs(cursor)} does not exist")
+    at, event_id = row
+    if cursor < 0:
+        return walk._replace(mark=(at, event_id))
+    # Below the next id: including this event.
+    return walk._replace(mark=(at, event_id + 1), rest_of=(event_id, cursor))
+
+
+async def _sagas_of_events(
+    connection: Connection, walk: _EventWalk, number: int, limit: int, selection: DeliveryFilter
+) -> list[Row]:
+    """Return the matching sagas of the next events."""
+    arguments = Arguments()
+    events = walk.next_events(number, arguments)
+    equals = {
+        "g.subscription_id": selection.subscription_id,
+        "g.status": selection.status,
+        "g.final_error_code": selection.error_code,
+    }
+    tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
+    if selection.created_before is not None:
+        tests.append(f"g.created_at < {arguments.add(selection.created_before)}")
+    if walk.rest_of is not None:
+        event_id, saga_id = map(arguments.add, walk.rest_of)
+        tests.append(f"(g.event_id <> {event_id} or g.id < {saga_id})")
+    of_event = _EVENT_SAGAS.format(" and ".join(["g.event_id = e.id", *tests]))
+    sagas = _BY_EVENT.format(events, of_event, walk.part.order, arguments.add(limit))
+    query = f"{DELIVERIES.format(sagas)} order by g.event_created_at desc, g.event_id desc, g.id desc"
+    return await fetch_by_index(connection, query, arguments)
+
+
+async def _last_event(connection: Connection, walk: _EventWalk, number: int) -> tuple[datetime, int] | None:
+    """Return the position of the last of the next events, or None if there are fewer."""
+    arguments = Arguments()
+    events = walk.next_events(number, arguments)
+    query = _LAST_EVENT.format(events, walk.part.order, arguments.add(number - 1))
+    rows = await fetch_by_index(connection, query, arguments)
+    return (rows[0]["created_at"], rows[0]["id"]) if rows else None
+
+
+async def _scan(
+    connection: Connection, page: _SagaPage, status: SagaStatus | None, arguments: Arguments
+) -> Found:
+    """Look at the sagas of a time window by the primary key, a bounded number of them."""
+    tests = list(page.tests)
+    if status is not None:
+        tests.append(f"g.status = {arguments.add(status)}")
+    first = f"g.id >= {arguments.add(page.first_id)}"
+    sagas = piece(_SAGAS, Range(("g.id",)), page.mark, MAX_EXAMINED, arguments, tests=[first])
+    query = DELIVERIES.format(_SCANNED.format(sagas, " and ".join(tests), arguments.add(page.limit)))
+    rows = await fetch_by_index(connection, f"{query} order by g.id desc", arguments)
+    if len(rows) == page.limit:
+        return Found(rows)
+    arguments = Arguments()
+    first = f"g.id >= {arguments.add(page.first_id)}"
+    sagas = piece(_SAGAS, Range(("g.id",)), page.mark, MAX_EXAMINED, arguments, tests=[first])
+    query = _LAST_SCANNED.format(sagas, arguments.add(MAX_EXAMINED - 1))
+    last = await fetch_by_index(connection, query, arguments)
+    return Found(rows, cut_at=last[0]["id"] if last else None)
 
 
 async def _saga_page(
@@ -130,9 +294,11 @@ async def _saga_page(
 ) -> _SagaPage:
     """Turn the filters that no index of sagas serves into conditions."""
     tests = []
+    first_id = 0
     below_id = MAX_ID if page.after_id is None else page.after_id
     if selection.created_before is not None:
-        below_id = min(below_id, await connection.fetchval(_FIRST_LATER_SAGA, selection.created_before))
+        later_id = await connection.fetchval(_FIRST_LATER_SAGA, selection.created_before, OVERLAP)
+        below_id = min(below_id, later_id)
         tests.append(f"g.created_at < {arguments.add(selection.created_before)}")
     if selection.created_after is not None:
         first_id = await connection.fetchval(_FIRST_SAGA, selection.created_after)
@@ -145,7 +311,7 @@ async def _saga_page(
     # The tenant alone selects by its subscriptions.
     if selection.tenant is not None and (selection.event_id or selection.subscription_id):
         tests.append(_HAS_TENANT.format(arguments.add(selection.tenant)))
-    return _SagaPage(below_id, page.limit, tuple(tests))
+    return _SagaPage(first_id, below_id, page.limit, tuple(tests))
 
 
 def _sagas_of_event(page: _SagaPage, selection: DeliveryFilter, arguments: Arguments) -> str:

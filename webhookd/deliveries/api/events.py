@@ -12,7 +12,12 @@ from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
 from webhookd.context import Context
-from webhookd.core.limits import MAX_BATCH_EVENTS, MAX_RESPONSE_EXCERPT_BYTES, RESERVED_EVENT_TYPE_PREFIX
+from webhookd.core.limits import (
+    MAX_BATCH_EVENTS,
+    MAX_ID,
+    MAX_RESPONSE_EXCERPT_BYTES,
+    RESERVED_EVENT_TYPE_PREFIX,
+)
 from webhookd.core.settings import Settings
 from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.db.paging import Row
@@ -80,6 +85,10 @@ Held: TypeAlias = Annotated[
 ]
 
 
+# In a list by event type it can be negative: the id of an event.
+DeliveryPosition: TypeAlias = Annotated[int, Meta(ge=-MAX_ID, le=MAX_ID, examples=[42])]
+
+
 class PublishEvent(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/events. The payload is stored byte for byte."""
 
@@ -118,6 +127,9 @@ class EventsQuery(Paged, kw_only=True):
 class DeliveriesQuery(Paged, kw_only=True):
     """GET /v1/deliveries."""
 
+    cursor: Annotated[DeliveryPosition, Meta(description="next_cursor of the previous page")] | UnsetType = (
+        UNSET
+    )
     tenant: fields.Tenant | UnsetType = UNSET
     status: SagaStatus | UnsetType = UNSET
     subscription_id: fields.Id | UnsetType = UNSET
@@ -264,7 +276,9 @@ class DeliveryPage(TypedDict):
     """A page of deliveries."""
 
     items: list[Delivery]
-    next_cursor: fields.Cursor
+    next_cursor: Annotated[
+        DeliveryPosition | None, Meta(description="cursor of the next page; null: this is the last page")
+    ]
 
 
 class Events(DatabaseResource):
@@ -385,13 +399,21 @@ class Deliveries(DatabaseResource):
     """The delivery routes."""
 
     @route(
-        "GET /v1/deliveries", "read", "List deliveries", DeliveryPage, query=DeliveriesQuery, for_tenants=True
+        "GET /v1/deliveries",
+        "read",
+        "List deliveries",
+        DeliveryPage,
+        description="Newest first. With `event_type` and without `created_after`, the list follows the "
+        "events: newest event first, and its deliveries newest first. A page with `event_type` can have "
+        "fewer rows than `limit`, or none, although more follow: continue until `next_cursor` is null.",
+        query=DeliveriesQuery,
+        for_tenants=True,
     )
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, DeliveriesQuery)
         selection = delivery_lists.DeliveryFilter(**own_filters(request, query))
-        rows = await self._database.run(delivery_lists.deliveries, query.page, selection)
-        return list_response(rows, query.limit)
+        found = await self._database.run(delivery_lists.deliveries, query.page, selection)
+        return list_response(found.rows, query.limit, cut_at=found.cut_at)
 
     @route(
         f"GET {_DELIVERY_PATH}",
