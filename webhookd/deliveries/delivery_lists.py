@@ -25,15 +25,21 @@ STEP_FACTOR = 4
 OVERLAP = timedelta(minutes=1)
 _LATEST = datetime.max.replace(tzinfo=UTC) - OVERLAP
 
+# Why a subscription s is not deliverable, in the order of deliveries/explain.py.
+HELD_BECAUSE = """
+    case when s.deleted_at is not null then 'deleted' when not s.active then 'disabled'
+        when not s.verified then 'unverified' when s.paused then 'paused'
+        when not s.tenant_active then 'tenant_inactive' end"""
 # Held: its subscription is not deliverable, and no attempt is leased.
-DELIVERIES = """
+_DELIVERIES_TEMPLATE = """
     select g.id, g.event_id, g.subscription_id, g.status, g.attempt_count, g.next_attempt_at,
         g.final_error_code, g.created_at, g.updated_at, g.dead_letter_id, g.resent_from,
-        not s.deliverable and (g.status in ('Pending', 'PendingRetry') or exists (
+        case when not s.deliverable and (g.status in ('Pending', 'PendingRetry') or exists (
             select from webhookd.webhook_delivery_jobs j
             where j.saga_id = g.id and j.status in ('Pending', 'Leased')
-                and (j.status = 'Pending') is true)) as held
-    from ({0}) g join webhookd.subscriptions s on s.id = g.subscription_id"""
+                and (j.status = 'Pending') is true)) then {held_because} end as held_because
+    from ({{0}}) g join webhookd.subscriptions s on s.id = g.subscription_id"""
+DELIVERIES = _DELIVERIES_TEMPLATE.format(held_because=HELD_BECAUSE)
 _SAGAS = "webhookd.webhook_delivery_sagas g"
 _EVENT_SAGAS = """
     select * from (
@@ -163,7 +169,7 @@ async def deliveries(connection: Connection, page: Page, selection: DeliveryFilt
     else:
         sagas = _sagas_by_status(saga_page, selection.status, arguments)
     query = f"{DELIVERIES.format(sagas)} order by g.id desc"
-    return Found(await fetch_by_index(connection, query, arguments))
+    return Found(await _fetch(connection, query, arguments))
 
 
 class _EventWalk(NamedTuple):
@@ -256,7 +262,7 @@ async def _sagas_of_events(
     of_event = _EVENT_SAGAS.format(" and ".join(["g.event_id = e.id", *tests]))
     sagas = _BY_EVENT.format(events, of_event, walk.part.order, arguments.add(limit))
     query = f"{DELIVERIES.format(sagas)} order by g.event_created_at desc, g.event_id desc, g.id desc"
-    return await fetch_by_index(connection, query, arguments)
+    return await _fetch(connection, query, arguments)
 
 
 async def _last_event(connection: Connection, walk: _EventWalk, number: int) -> tuple[datetime, int] | None:
@@ -278,7 +284,7 @@ async def _scan(
     first = f"g.id >= {arguments.add(page.first_id)}"
     sagas = piece(_SAGAS, Range(("g.id",)), page.mark, MAX_EXAMINED, arguments, tests=[first])
     query = DELIVERIES.format(_SCANNED.format(sagas, " and ".join(tests), arguments.add(page.limit)))
-    rows = await fetch_by_index(connection, f"{query} order by g.id desc", arguments)
+    rows = await _fetch(connection, f"{query} order by g.id desc", arguments)
     if len(rows) == page.limit:
         return Found(rows)
     arguments = Arguments()
@@ -412,3 +418,12 @@ def _sagas_by_status(page: _SagaPage, status: SagaStatus | None, arguments: Argu
 
 def _below(page: _SagaPage, arguments: Arguments) -> str:
     return f"g.id < {arguments.add(page.below_id)}"
+
+
+async def _fetch(connection: Connection, query: str, arguments: Arguments) -> list[Row]:
+    return [with_held(row) for row in await fetch_by_index(connection, query, arguments)]
+
+
+def with_held(row: Row) -> Row:
+    """Complete a row of DELIVERIES."""
+    return row | {"held": row["held_because"] is not None}

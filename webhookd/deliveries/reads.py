@@ -16,7 +16,7 @@ from webhookd.db.connection import Connection
 from webhookd.db.paging import Arguments, Page, Range, Row, fetch_by_index, piece
 from webhookd.deliveries import explain
 from webhookd.deliveries.dead_letters import Filter
-from webhookd.deliveries.delivery_lists import DELIVERIES
+from webhookd.deliveries.delivery_lists import DELIVERIES, HELD_BECAUSE, with_held
 from webhookd.deliveries.explain import Limits
 from webhookd.http.health import FailingEndpointStatus
 
@@ -42,14 +42,15 @@ _EVENT = """
 _TIME_OF_EVENT = """
     select e.created_at from webhookd.events e where e.id = $1 and ($2::text is null or e.tenant = $2)"""
 
-_SUBSCRIPTIONS = """
-    select s.id, s.event_type, s.event_types, s.tenant, coalesce(s.filter, '{}') as filter, s.callback_url,
-        s.pending_callback_url, s.active, s.paused, s.verified, s.verified_by, s.format, s.max_per_second,
-        s.max_attempts, s.base_delay_seconds, s.description, s.created_at,
-        s.updated_at,
+_SUBSCRIPTIONS_TEMPLATE = """
+    select s.id, s.event_type, s.event_types, s.tenant, s.tenant_active,
+        coalesce(s.filter, '{{}}') as filter, s.callback_url, s.pending_callback_url, s.active, s.paused,
+        s.verified, {held_because} as held_because, s.verified_by, s.format, s.max_per_second,
+        s.max_attempts, s.base_delay_seconds, s.description, s.created_at, s.updated_at,
         coalesce(h.consecutive_failures, 0) as consecutive_failures, h.failing_since, h.last_error_code,
         h.last_failure_at, h.last_recovery_at
     from webhookd.subscriptions s left join webhookd.endpoint_health h on h.subscription_id = s.id"""
+_SUBSCRIPTIONS = _SUBSCRIPTIONS_TEMPLATE.format(held_because=HELD_BECAUSE)
 _FOUND_SUBSCRIPTION = (
     "strpos(lower(concat_ws(' ', s.callback_url, s.pending_callback_url, s.description)), {0}) > 0"
 )
@@ -194,7 +195,10 @@ async def subscriptions(
     verified: bool | None = None,
     search: str | None = None,
 ) -> list[Row]:
-    """Return subscriptions with their endpoints' health. There are few, so filters need no index."""
+    """Return subscriptions with their endpoints' health.
+
+    Only the tenant has an index: there are few subscriptions, but there may be many tenants.
+    """
     arguments = Arguments()
     equals = {
         "s.tenant": tenant,
@@ -203,6 +207,8 @@ async def subscriptions(
         "s.verified": verified,
     }
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
+    if tenant is not None:
+        tests.append("s.tenant <> ''")  # for idx_sub_tenant
     if page.after_id is not None:
         tests.append(f"s.id < {arguments.add(page.after_id)}")
     if event_type is not None:
@@ -247,7 +253,7 @@ async def delivery(connection: Connection, saga_id: int, limits: Limits, tenant:
     """Return a saga with its attempts, oldest first, and the reason for its status, from one snapshot."""
     query = f"{DELIVERIES.format(_SAGA)} where ($2::text is null or s.tenant = $2)"
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        saga = await _found(connection, "delivery", query, saga_id, tenant)
+        saga = with_held(await _found(connection, "delivery", query, saga_id, tenant))
         attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
         explained = await explain.delivery(connection, saga_id, limits)
         return saga | explained | {"attempts": attempts}
@@ -260,7 +266,11 @@ async def event(connection: Connection, event_id: int, limits: Limits, tenant: s
         found_deliveries = await explain.event_deliveries(
             connection, event_id, limits, MAX_DELIVERIES_OF_EVENT + 1
         )
+        no_subscription = None
+        if not found_deliveries:
+            no_subscription = await explain.no_subscription(connection, event_id, only_tenant=tenant)
     return found | {
+        "no_subscription": no_subscription,
         "deliveries": found_deliveries[:MAX_DELIVERIES_OF_EVENT],
         "more_deliveries": len(found_deliveries) > MAX_DELIVERIES_OF_EVENT,
     }

@@ -85,6 +85,9 @@ Held: TypeAlias = Annotated[
 ]
 
 
+HeldBecause: TypeAlias = Annotated[
+    fields.HoldReason | None, Meta(examples=[None], description="why it is held; null: it is not")
+]
 # In a list by event type it can be negative: the id of an event.
 DeliveryPosition: TypeAlias = Annotated[int, Meta(ge=-MAX_ID, le=MAX_ID, examples=[42])]
 
@@ -205,6 +208,14 @@ class EventWithDeliveries(Event):
         bool, Meta(examples=[False], description="the list is cut off; /v1/deliveries has all")
     ]
     deliveries: list[EventDelivery]
+    no_subscription: Annotated[
+        Annotated[str, Meta(examples=["Tenant acme has no subscription to order.created."])] | None,
+        Meta(
+            examples=[None],
+            description="why `deliveries` is empty, in words. A token that is bound to a tenant learns "
+            "nothing about other tenants",
+        ),
+    ]
 
 
 class EventPage(TypedDict):
@@ -229,6 +240,7 @@ class Delivery(TypedDict):
     dead_letter_id: RequeuedFrom
     resent_from: ResentFrom
     held: Held
+    held_because: HeldBecause
 
 
 class Attempt(TypedDict):

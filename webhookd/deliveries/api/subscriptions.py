@@ -253,12 +253,18 @@ class Subscription(TypedDict):
     event_type: FirstEventType
     event_types: fields.EventTypes
     tenant: fields.TenantOrNone
+    tenant_active: Annotated[
+        bool, Meta(examples=[True], description="false: its tenant is not active, and deliveries wait")
+    ]
     filter: fields.Filter
     callback_url: fields.CallbackUrl
     pending_callback_url: PendingCallbackUrl
     active: Active
     paused: Paused
     verified: bool
+    held_because: Annotated[
+        fields.HoldReason | None, Meta(examples=[None], description="why deliveries wait; null: they are sent")
+    ]
     verified_by: VerificationMethod | None
     format: Format
     max_per_second: MaxPerSecond
@@ -484,7 +490,7 @@ class Subscriptions(DatabaseResource):
         if changes:
             await self._database.run(subscriptions.update, subscription_id, changes, tenant)
         found = await self._found(subscription_id, tenant)
-        if found["active"] and found["verified"] and not found["paused"]:
+        if found["held_because"] is None:
             # The change may have released held deliveries, or made some due earlier.
             self._wakeups.wake(Work.SAGAS, [subscription_id], notify=True)
         return json_response(found)
