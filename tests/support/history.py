@@ -201,13 +201,15 @@ HISTORY = (
     """,
     f"""
     insert into webhookd.events (event_type, payload, created_at, idempotency_key)
-    select 'type.n' || i % {EVENT_TYPES}, '{{"amount": 1}}', now() - interval '1 day' + i * interval '1 ms',
+    select 'type.n' || i % {EVENT_TYPES}, '{{"amount": 1}}',
+           now() - (:size - i * {SAGAS_OF_EVENT}) * interval '1 s',
            case when i % 2 = 0 then 'past-' || i end
     from generate_series(0, :size / {SAGAS_OF_EVENT} - 1) i
     """,
     f"""
     insert into webhookd.webhook_delivery_sagas (
-        event_id, subscription_id, status, job_id, attempt_count, next_attempt_at, final_error_code, created_at)
+        event_id, subscription_id, status, job_id, attempt_count, next_attempt_at, final_error_code,
+        created_at)
     select s.event_id, s.subscription_id,
            case when s.dead then 'DeadLettered' else 'Completed' end::webhookd.saga_status,
            s.i + 1, 1, now() - interval '1 day' + s.i * interval '1 ms',
