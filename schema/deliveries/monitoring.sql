@@ -2,8 +2,9 @@
 -- Owns: the backlog of each stage, for the metrics. Reads with the caller's privileges and changes nothing.
 
 -- Returns a saga id that all sagas created at this time or later are at or above. Sagas have no index by time, which would cost each
--- delivery an index entry. Their ids are in the order of time except for those of transactions that overlap, so a binary search
--- along the primary key finds the place; ten seconds are more than such a transaction takes.
+-- delivery an index entry. `created_at` is the start of a transaction and the id is taken later, so ids are in the order of time
+-- except for the length of a transaction, and a binary search along the primary key finds the place. A minute is longer than the
+-- daemon's sessions let a transaction run. A saga of a longer transaction, made by hand, or of a clock that was set back can be missed.
 create or replace function webhookd.first_saga_since(moment timestamptz) returns bigint
 language plpgsql stable set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
@@ -16,7 +17,7 @@ begin
     while low < high loop
         middle := (low + high) / 2;
         select s.id, s.created_at into found_id, found_at from webhook_delivery_sagas s where s.id >= middle order by s.id limit 1;
-        if found_at < moment - interval '10 seconds' then
+        if found_at < moment - interval '1 minute' then
             low := found_id + 1;
         else
             high := middle;

@@ -1,12 +1,14 @@
 """Explanations against the database: difficult histories and their reasons."""
 
+import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.flow import ADDRESS, EVENT_TYPE, POLICY, Flow
 from webhookd.core.states import SagaStatus
-from webhookd.deliveries import reads, subscriptions
+from webhookd.deliveries import ingest, reads, router, subscriptions, tenants
 from webhookd.deliveries.explain import Limits, Reason
 
 if TYPE_CHECKING:
@@ -130,6 +132,94 @@ async def test_late_commit_is_explained(flow: Flow, database: "Database") -> Non
         event_id = await flow.publish()
         await flow.route()
     assert await reasons(flow, event_id) == {late: Reason.CHANGED_MEANWHILE}
+
+
+async def test_replayed_delivery_does_not_hide_the_time_of_routing(flow: Flow) -> None:
+    """A replay creates the only delivery of an event, long after it was routed to none."""
+    unverified = await flow.subscribe(verified=False)
+    disabled = await flow.subscribe()
+    await set_active(flow, disabled, active=False)
+    event_id = await flow.publish()
+    assert (await flow.route()).sagas == 0
+    await flow.verify(unverified)
+    await set_active(flow, disabled, active=True)
+    replayed, later = await flow.subscribe(), await flow.subscribe()
+    before = {unverified: Reason.UNVERIFIED, disabled: Reason.INACTIVE, later: Reason.SUBSCRIBED_LATER}
+    assert await reasons(flow, event_id) == before | {replayed: Reason.SUBSCRIBED_LATER}
+    for subscription_id, others in ((replayed, before), (disabled, {later: Reason.SUBSCRIBED_LATER})):
+        await replay(flow, subscription_id)
+        found = await reasons(flow, event_id)
+        assert found[subscription_id] == Reason.FIRST_ATTEMPT_DUE
+        assert {each: found[each] for each in others} == others
+
+
+async def replay(flow: Flow, subscription_id: int) -> None:
+    """Deliver the past events that were never routed to a subscription."""
+    now = await flow.daemon.fetchval("select clock_timestamp()")
+    what = router.Replay(subscription_id, now - timedelta(days=1), now, None, False, now)
+    assert (await router.replay(flow.daemon, what, 0, 100, dry_run=False)).created == 1
+
+
+async def test_patterns_filters_and_tenants_are_explained(flow: Flow) -> None:
+    """Only subscriptions of the event's tenant with a pattern for its type are shown, each with a reason."""
+
+    async def subscribe(*event_types: str, tenant: str = "acme", **fields: Any) -> int:
+        created = await subscriptions.create(
+            flow.daemon, None, ADDRESS, event_types=list(event_types), tenant=tenant, **fields
+        )
+        await flow.verify(created.subscription_id)
+        return created.subscription_id
+
+    async def publish(tenant: str, **labels: str) -> int:
+        event = ingest.NewEvent("order.item.added", "{}", tenant=tenant, labels=json.dumps(labels))
+        [accepted] = await ingest.publish(flow.daemon, [event])
+        return accepted.id
+
+    prefix, everything = await subscribe("order.*"), await subscribe("*")
+    eu = await subscribe("order.item.added", filter={"region": "eu"})
+    await subscribe("order.created", "orders.*")
+    other, untenanted = await subscribe("*", tenant="globex"), await subscribe("*", tenant="")
+    changed = await subscribe("order.item.*", filter={"region": "us"})
+    ids = {tenant: await publish(tenant, region="us") for tenant in ("acme", "globex", "")}
+    await flow.route()
+    late = await subscribe("order.item.*")
+    await subscriptions.update(flow.daemon, changed, {"event_types": ["invoice.*"]})
+    await tenants.put(flow.daemon, "acme", {"active": False})
+    held = Reason.HELD_TENANT
+    assert await reasons(flow, ids["acme"]) == {
+        prefix: held,
+        everything: held,
+        eu: Reason.FILTERED,
+        changed: held,
+        late: Reason.SUBSCRIBED_LATER,
+    }
+    due = Reason.FIRST_ATTEMPT_DUE
+    assert await reasons(flow, ids["globex"]) == {other: due}
+    assert await reasons(flow, ids[""]) == {untenanted: due}
+
+
+async def test_event_without_a_subscription_of_its_tenant_is_explained(flow: Flow) -> None:
+    """Others are counted, but not for a reader that is bound to the tenant."""
+    for tenant in ("globex", ""):
+        for pattern in ("order.*", "*", "invoice.paid"):
+            await subscriptions.create(flow.daemon, pattern, ADDRESS, tenant=tenant)
+    await subscriptions.delete(flow.daemon, 1)
+
+    async def words(tenant: str, event_type: str, only_tenant: str | None = None) -> str | None:
+        [event] = await ingest.publish(flow.daemon, [ingest.NewEvent(event_type, "{}", tenant=tenant)])
+        found = await reads.event(flow.daemon, event.id, LIMITS, only_tenant)
+        text: str | None = found["no_subscription"]
+        return text
+
+    none = "Tenant acme has no subscription to order.paid."
+    others = "3 subscriptions of another tenant or of none match this type."
+    assert await words("acme", "order.paid") == f"{none} {others}"
+    assert await words("acme", "order.paid", "acme") == none
+    assert await words("globex", "order.paid") is None
+    await subscriptions.delete(flow.daemon, 4)
+    await subscriptions.delete(flow.daemon, 5)
+    none = "There is no subscription without a tenant to order.paid."
+    assert await words("", "order.paid") == f"{none} 1 subscription of a tenant matches this type."
 
 
 async def test_subscription_with_a_changed_type_is_explained(flow: Flow) -> None:

@@ -25,10 +25,11 @@ from tests.support.postgres import run_apart
 from webhookd.core.errors import Refused
 from webhookd.core.states import SagaStatus
 from webhookd.db.paging import Page
-from webhookd.deliveries import dead_letters, reads
+from webhookd.deliveries import dead_letters, delivery_lists, reads
 from webhookd.deliveries.dead_letters import Filter
+from webhookd.deliveries.delivery_lists import DeliveryFilter
 from webhookd.deliveries.explain import Limits
-from webhookd.deliveries.reads import DeliveryFilter, EventFilter
+from webhookd.deliveries.reads import EventFilter
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -49,6 +50,7 @@ BLOCKS_OF_FIVE_PIECES = 100 + 5 * LIMIT
 # Deliveries that are not finished, the newest of the history: nearly all wait for their first attempt.
 BACKLOG = 3000
 EACH_IN_PROGRESS = 9
+WINDOW = 500
 # Three lists read more than their page, because an index for them costs each delivery more than these lists
 # are worth. Completed follows the primary key and passes newer deliveries that are not finished, at least 20
 # in a block. Pending takes two steps for each subscription that has some: to find it, and its newest. In
@@ -57,7 +59,17 @@ BLOCKS_OF_LIST = {
     "deliveries, completed": BACKLOG // 20,
     "deliveries, pending": 5 * SUBSCRIPTIONS,
     "deliveries, in progress": BACKLOG // EACH_IN_PROGRESS,
+    # Of each of four subscriptions, five pieces: first the newest row, then a page.
+    "deliveries, tenant": 4 * BLOCKS_OF_FIVE_PIECES,
+    "deliveries, rare tenant": BLOCKS_OF_FIVE_PIECES,
+    "deliveries, tenant and status": 4 * BLOCKS_OF_PAGE,
+    # All rows of the window are looked at, each with its event.
+    "deliveries, type's end": WINDOW * (1 + BLOCKS_OF_ROW),
+    # One row of each event.
+    "deliveries, type and subscription": 2 * BLOCKS_OF_ROW * LIMIT,
 }
+# By time: two binary searches of 18 steps, each a descent and a row, and the rows of a minute at the end.
+BLOCKS_OF_TIME = 2 * 18 * 4 + 60
 # An explained delivery: its patterns, saga, last attempt, dead letter, endpoint, and other active attempts.
 BLOCKS_OF_WHY = 26
 LIMITS = Limits(subscription_window=64, max_attempts=5)
@@ -68,6 +80,12 @@ RARE_SUBSCRIPTION = 398
 DOWN_SUBSCRIPTION = 397
 DOWN_ERROR = "TIMEOUT"
 RARE_TYPE = "type.rare"
+TENANT, TENANT_TYPE = "acme", "type.n4"
+RARE_TENANT = "globex"
+# It has a fifth of the events, of twenty types, and no subscription.
+BUSY_TENANT = "initech"
+SUBSCRIPTION_OF_RARE_TENANT = 396
+EVENTS_OF_RARE_TENANT = f"(6, {SIZE // 8 + 6}, {SIZE // 4 - 94})"
 FAR_APART = f"(100, {SIZE // 2}, {SIZE - 100})"
 UNUSUAL = (
     f"""
@@ -90,6 +108,40 @@ UNUSUAL = (
     where id > {SIZE - BACKLOG} and status = 'Completed'
     """,
     f"update webhookd.events set event_type = '{RARE_TYPE}' where id in (9, {SIZE // 8}, {SIZE // 4 - 9})",
+    # A tenant with four subscriptions and their events, and one with three deliveries in the whole history.
+    f"update webhookd.subscriptions set tenant = '{TENANT}' where event_type = '{TENANT_TYPE}'",
+    f"update webhookd.events set tenant = '{TENANT}' where event_type = '{TENANT_TYPE}'",
+    f"""
+    update webhookd.webhook_delivery_sagas set subscription_id = 1
+    where subscription_id = {SUBSCRIPTION_OF_RARE_TENANT}
+    """,
+    f"""
+    update webhookd.webhook_delivery_sagas set subscription_id = {SUBSCRIPTION_OF_RARE_TENANT}
+    where event_id in {EVENTS_OF_RARE_TENANT} and subscription_id = 6
+    """,
+    f"""
+    update webhookd.subscriptions set tenant = '{RARE_TENANT}' where id = {SUBSCRIPTION_OF_RARE_TENANT}
+    """,
+    f"update webhookd.events set tenant = '{RARE_TENANT}' where id in {EVENTS_OF_RARE_TENANT}",
+    f"update webhookd.events set tenant = '{BUSY_TENANT}' where event_type ~ '^type.n[12].$'",
+    """
+    update webhookd.dead_letters d set tenant = e.tenant
+    from webhookd.events e where e.id = d.event_id and e.tenant <> ''
+    """,
+    f"update webhookd.dead_letters set tenant = '{TENANT}' where id % 10 = 3",
+    """
+    update webhookd.events set labels = '{"region": "eu"}' where event_type = 'type.n4' or id % 5 = 0
+    """,
+    """
+    update webhookd.events
+    set correlation_id = 'trace', labels = coalesce(labels, '{}') || '{"order": "7"}'
+    where event_type = 'type.rare'
+    """,
+    """
+    insert into webhookd.event_labels (event_id, tenant, name, value, created_at)
+    select e.id, e.tenant, l.key, l.value, e.created_at
+    from webhookd.events e cross join lateral jsonb_each_text(e.labels) l
+    """,
     f"update webhookd.dead_letters set subscription_id = {DOWN_SUBSCRIPTION} where id between 3000 and 9000",
     # The common code, at the subscription that has the rare one; far from the others.
     f"""
@@ -97,6 +149,12 @@ UNUSUAL = (
     where id in (select id from webhookd.dead_letters where final_error_code = 'HTTP_500' order by id limit 3)
     """,
 )
+
+
+SAGAS = """
+    select g.*, e.event_type, e.created_at as event_at, u.tenant
+    from webhookd.webhook_delivery_sagas g
+    join webhookd.events e on e.id = g.event_id join webhookd.subscriptions u on u.id = g.subscription_id"""
 
 
 class Case(NamedTuple):
@@ -107,22 +165,42 @@ class Case(NamedTuple):
     expected: str
 
 
-def deliveries(where: str, **filters: Any) -> Case:
-    """Return a case of deliveries."""
-    return Case(
-        lambda connection, page: reads.deliveries(connection, page, DeliveryFilter(**filters)),
-        filters,
-        f"select id from webhookd.webhook_delivery_sagas where {where} order by id desc",
-    )
+def deliveries(where: str, order: str = "id desc", **filters: Any) -> Case:
+    """Return a case of deliveries. Its times are given as ids of deliveries that were created then."""
+
+    async def ask(connection: "Connection", page: Page) -> list[dict[str, Any]]:
+        times = await times_of(connection, "webhook_delivery_sagas", filters)
+        found = await delivery_lists.deliveries(connection, page, DeliveryFilter(**filters | times))
+        assert found.cut_at is None
+        return found.rows
+
+    return Case(ask, filters, f"select id from ({SAGAS}) s where {where} order by {order}")
+
+
+def deliveries_of_type(where: str, **filters: Any) -> Case:
+    """Return a case of deliveries by event type, which follow their events."""
+    return deliveries(where, "event_at desc, event_id desc, id desc", **filters)
 
 
 def events(where: str, **filters: Any) -> Case:
-    """Return a case of events."""
+    """Return a case of events. Its times are given as ids of events that were created then."""
+
+    async def ask(connection: "Connection", page: Page) -> list[dict[str, Any]]:
+        times = await times_of(connection, "events", filters)
+        return await reads.events(connection, page, EventFilter(**filters | times))
+
     return Case(
-        lambda connection, page: reads.events(connection, page, EventFilter(**filters)),
-        filters,
-        f"select id from webhookd.events where {where} order by created_at desc, id desc",
+        ask, filters, f"select id from webhookd.events where {where} order by created_at desc, id desc"
     )
+
+
+async def times_of(connection: "Connection", table: str, filters: dict[str, Any]) -> "dict[str, datetime]":
+    """Return the times of a filter, which are given as ids of rows that were created then."""
+    return {
+        name: await connection.fetchval(f"select created_at from webhookd.{table} where id = $1", value)
+        for name, value in filters.items()
+        if name.startswith("created")
+    }
 
 
 def dead_letter_case(where: str, **filters: Any) -> Case:
@@ -144,6 +222,11 @@ async def with_times(connection: "Connection", filters: dict[str, Any]) -> Filte
         if name.startswith("failed")
     }
     return Filter(**filters | times)
+
+
+def created_at(table: str, row_id: int) -> str:
+    """Return the time when a row was created, in SQL."""
+    return f"(select created_at from webhookd.{table} where id = {row_id})"
 
 
 def at(letter_id: int) -> str:
@@ -186,13 +269,91 @@ CASES = {
     "deliveries, event and status": deliveries(
         "event_id = 30000 and status = 'DeadLettered'", event_id=30000, status=DEAD
     ),
+    "deliveries, tenant": deliveries(f"tenant = '{TENANT}'", tenant=TENANT),
+    "deliveries, rare tenant": deliveries(f"tenant = '{RARE_TENANT}'", tenant=RARE_TENANT),
+    "deliveries, no such tenant": deliveries("false", tenant="none"),
+    "deliveries, tenant and status": deliveries(
+        f"tenant = '{TENANT}' and status = 'DeadLettered'", tenant=TENANT, status=DEAD
+    ),
+    "deliveries, type": deliveries_of_type("event_type = 'type.n7'", event_type="type.n7"),
+    "deliveries, rare type": deliveries_of_type(f"event_type = '{RARE_TYPE}'", event_type=RARE_TYPE),
+    "deliveries, no such type": deliveries("false", event_type="type.none"),
+    "deliveries, tenant and type": deliveries_of_type(
+        f"tenant = '{TENANT}' and event_type = '{TENANT_TYPE}'", tenant=TENANT, event_type=TENANT_TYPE
+    ),
+    "deliveries, tenant and no such type": deliveries("false", tenant=BUSY_TENANT, event_type="type.n7"),
+    "deliveries, type and subscription": deliveries_of_type(
+        "event_type = 'type.n7' and subscription_id = 8", event_type="type.n7", subscription_id=8
+    ),
+    "deliveries, type's beginning": deliveries_of_type(
+        f"event_type = 'type.n7' and created_at < {created_at('webhook_delivery_sagas', 2000)}",
+        event_type="type.n7",
+        created_before=2000,
+    ),
+    "deliveries, type's end": deliveries(
+        f"event_type = 'type.n7' and created_at >= {created_at('webhook_delivery_sagas', SIZE - WINDOW)}",
+        event_type="type.n7",
+        created_after=SIZE - WINDOW,
+    ),
+    "deliveries, error": deliveries("final_error_code = 'HTTP_500'", error_code="HTTP_500"),
+    "deliveries, rare error": deliveries(f"final_error_code = '{RARE_ERROR}'", error_code=RARE_ERROR),
+    "deliveries, no such error": deliveries("false", error_code="X"),
+    "deliveries, error and status": deliveries(
+        "final_error_code = 'HTTP_500' and status = 'DeadLettered'", error_code="HTTP_500", status=DEAD
+    ),
+    "deliveries, beginning": deliveries(
+        f"created_at < {created_at('webhook_delivery_sagas', 30)}", created_before=30
+    ),
+    "deliveries, end": deliveries(
+        f"created_at >= {created_at('webhook_delivery_sagas', SIZE - 30)}", created_after=SIZE - 30
+    ),
+    "deliveries, subscription's window": deliveries(
+        f"subscription_id = 1 and created_at >= {created_at('webhook_delivery_sagas', 50_000)} "
+        f"and created_at < {created_at('webhook_delivery_sagas', 60_000)}",
+        subscription_id=1,
+        created_after=50_000,
+        created_before=60_000,
+    ),
     "events": events("true"),
+    "events, tenant": events(f"tenant = '{BUSY_TENANT}'", tenant=BUSY_TENANT),
+    "events, rare tenant": events(f"tenant = '{RARE_TENANT}'", tenant=RARE_TENANT),
+    "events, tenant and type": events(
+        f"tenant = '{TENANT}' and event_type = '{TENANT_TYPE}'", tenant=TENANT, event_type=TENANT_TYPE
+    ),
+    "events, tenant and no such type": events("false", tenant=BUSY_TENANT, event_type="type.n7"),
+    "events, correlation": events("correlation_id = 'trace'", correlation_id="trace"),
+    "events, label": events('labels @> \'{"region": "eu"}\'', label={"region": "eu"}),
+    "events, rare label": events('labels @> \'{"order": "7"}\'', label={"order": "7"}),
+    "events, tenant and label": events(
+        f"tenant = '{TENANT}' and labels @> '{{\"region\": \"eu\"}}'", tenant=TENANT, label={"region": "eu"}
+    ),
+    "events, tenant and no such label": events("false", tenant=RARE_TENANT, label={"region": "eu"}),
+    "events, beginning": events(f"created_at < {created_at('events', 30)}", created_before=30),
+    "events, window": events(
+        f"created_at >= {created_at('events', 900)} and created_at < {created_at('events', 960)}",
+        created_after=900,
+        created_before=960,
+    ),
+    "events, type's beginning": events(
+        f"event_type = 'type.n7' and created_at < {created_at('events', 9000)}",
+        event_type="type.n7",
+        created_before=9000,
+    ),
     "events, type": events("event_type = 'type.n7'", event_type="type.n7"),
     "events, rare type": events(f"event_type = '{RARE_TYPE}'", event_type=RARE_TYPE),
     "events, no such type": events("event_type = 'type.none'", event_type="type.none"),
     "events, key": events("idempotency_key = 'past-4'", idempotency_key="past-4"),
     "events, key and another type": events("false", idempotency_key="past-4", event_type="type.n7"),
     "dead letters": dead_letter_case("true"),
+    "dead letters, tenant": dead_letter_case(f"tenant = '{TENANT}'", tenant=TENANT),
+    "dead letters, no such tenant": dead_letter_case("false", tenant="none"),
+    "dead letters, tenant and code": dead_letter_case(
+        f"tenant = '{TENANT}' and final_error_code = 'HTTP_500'", tenant=TENANT, error_code="HTTP_500"
+    ),
+    "dead letters, tenant and no such code": dead_letter_case("false", tenant=TENANT, error_code="X"),
+    "dead letters, tenant's beginning": dead_letter_case(
+        f"tenant = '{TENANT}' and failed_at < {at(9000)}", tenant=TENANT, failed_before=9000
+    ),
     "dead letters, subscription": dead_letter_case("subscription_id = 1", subscription_id=1),
     "dead letters, code": dead_letter_case("final_error_code = 'HTTP_500'", error_code="HTTP_500"),
     "dead letters, rare code": dead_letter_case(f"final_error_code = '{RARE_ERROR}'", error_code=RARE_ERROR),
@@ -270,7 +431,9 @@ async def blocks_touched(
 
 def allowed_blocks(name: str, rows: int) -> int:
     """Return how many blocks a page of so many rows may read."""
-    of_page = BLOCKS_OF_FIVE_PIECES if name.endswith(" subscription") else BLOCKS_OF_PAGE
+    of_page = BLOCKS_OF_FIVE_PIECES if name.endswith((" subscription", " error")) else BLOCKS_OF_PAGE
+    if name.startswith("deliveries") and any(each.startswith("created") for each in CASES[name].filters):
+        of_page += BLOCKS_OF_TIME
     return of_page + BLOCKS_OF_ROW * rows + BLOCKS_OF_LIST.get(name, 0)
 
 
@@ -288,7 +451,15 @@ async def test_page_reads_a_bounded_number_of_blocks(daemon: "Connection", name:
 
 # By index: a list that needs it.
 IN_NEED_OF = {
-    "idx_event_type": "events, rare type",
+    "idx_event_type": "deliveries, rare type",
+    "idx_event_tenant": "events, tenant",
+    "idx_event_tenant_type": "deliveries, tenant and no such type",
+    "idx_event_correlation": "events, correlation",
+    "idx_event_label_tenant": "events, tenant and no such label",
+    "uniq_saga_event_subscription": "deliveries, rare type",
+    "idx_saga_error": "deliveries, rare error",
+    "idx_dead_tenant": "dead letters, tenant",
+    "idx_dead_tenant_error": "dead letters, tenant and no such code",
     "idx_saga_pending": "deliveries, pending",
     "idx_saga_in_progress": "deliveries, in progress",
     "idx_saga_status": "deliveries, rare status",

@@ -114,8 +114,8 @@ SERVED_BY = {
     "requeue_dead_letters, error code": ("idx_dead_error", "uniq_saga_dead_letter"),
     "requeue_dead_letters, time": ("idx_dead_failed", "uniq_saga_dead_letter"),
 }
-# Without these PostgreSQL refuses ON CONFLICT; without the others a call reads more.
-ARBITERS = ("uniq_event_idempotency_key", "uniq_saga_dead_letter")
+# Without this one PostgreSQL refuses ON CONFLICT; without the others a call reads more.
+ARBITERS = ("uniq_event_idempotency_key",)
 # These replace each other here, where dead letters are few; test_pages.py checks each.
 OF_DEAD_LETTERS = ("idx_dead_error", "idx_dead_failed", "idx_dead_subscription")
 # Others replace these for a few retries: the backlog counts no more of them than a batch.

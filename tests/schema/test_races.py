@@ -4,6 +4,7 @@ Each race holds one transaction open until the other side skips or waits. The ni
 without each of its guards, and the race must then fail.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
@@ -15,10 +16,34 @@ from tests.support.flow import POLICY, Flow
 from tests.support.guards import Dropped, Weakened
 from tests.support.nightly import first_in_gate
 from tests.support.races import Contest
+from tests.support.waiting import until_blocked
 from webhookd.core.states import AttemptStatus, ReportVerdict, SagaStatus
 from webhookd.deliveries import attempts, router, sagas
 
 SKIP_LOCKED = "skip locked"
+# A row goes into the indexes in the order of their creation.
+PAUSE_BEFORE_INDEXES = """
+    create function webhookd_test_pause(id bigint) returns bigint language plpgsql immutable as $$
+    begin
+        if current_setting('webhookd_test.pause', true) = 'yes' then
+            perform pg_advisory_xact_lock_shared(17);
+        end if;
+        return id;
+    end
+    $$;
+    create index webhookd_test_pause on webhookd.webhook_delivery_sagas (webhookd_test_pause(id));
+    do $$
+    declare
+        name text;
+        definition text;
+    begin
+        foreach name in array array['uniq_saga_dead_letter', 'uniq_saga_resend'] loop
+            definition := pg_get_indexdef(('webhookd.' || name)::regclass);
+            execute 'drop index webhookd.' || name;
+            execute definition;
+        end loop;
+    end
+    $$"""
 
 
 class Race(Contest[Flow]):
@@ -157,6 +182,30 @@ async def two_requeues(race: Race) -> None:
     await transaction.start()
     made = await race.first.requeue(dead_letter_id)
     task = await race.waits(race.second.requeue(dead_letter_id))
+    await transaction.commit()
+    assert await task == made._replace(created=False)
+    query = "select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null"
+    assert await race.count(query) == 1
+
+
+async def two_requeues_that_both_saw_none(race: Race) -> None:
+    """The second one found no saga of the dead letter, and then meets that of the first in both indexes.
+
+    It stops between the two, in the expression of an index that precedes them.
+    """
+    await race.first.saga_in(SagaStatus.DEAD_LETTERED)
+    dead_letter_id = await race.count("select id from webhookd.dead_letters")
+    superuser, second_pid = race.first.superuser, race.second.daemon.get_server_pid()
+    await superuser.execute(PAUSE_BEFORE_INDEXES)
+    await superuser.execute("select pg_advisory_lock(17)")
+    await race.second.daemon.execute("set webhookd_test.pause = 'yes'")
+    task = asyncio.create_task(race.second.requeue(dead_letter_id))
+    await until_blocked(superuser, second_pid, superuser.get_server_pid())
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    made = await race.first.requeue(dead_letter_id)
+    await superuser.execute("select pg_advisory_unlock(17)")
+    await until_blocked(superuser, second_pid, race.first.daemon.get_server_pid())
     await transaction.commit()
     assert await task == made._replace(created=False)
     query = "select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null"
@@ -332,6 +381,13 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened | Dropped]] = {
     ],
     two_reapers: [Weakened("reset_expired_leases", SKIP_LOCKED)],
     two_requeues: [Dropped("uniq_saga_dead_letter", ON_REQUEUED, ("requeue_dead_letter",))],
+    two_requeues_that_both_saw_none: [
+        Weakened(
+            "requeue_dead_letter",
+            ON_REQUEUED,
+            "on conflict (dead_letter_id) where dead_letter_id is not null do nothing",
+        ),
+    ],
     two_bulk_requeues: [Dropped("uniq_saga_dead_letter", ON_REQUEUED, ("requeue_dead_letters",))],
     two_resends: [Dropped("uniq_saga_resend", ON_RESENT, ("resend_delivery",))],
     two_replays: [Dropped("uniq_saga_event_subscription", ON_ROUTED, ("replay_events", "route_events"))],

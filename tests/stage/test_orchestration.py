@@ -167,6 +167,30 @@ async def test_starter_retries_soon_while_another_orchestrator_holds_the_lock(
         await until(flow.daemon, STARTED, 1)
 
 
+async def test_rate_limit_starts_the_next_delivery_in_time(
+    flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the limit allows it, without a result and without a poll, also beside a failing endpoint."""
+    parts.settings = Settings(services=LONG)
+    limited, failing = await flow.subscribe(), await flow.subscribe("other")
+    await subscriptions.update(flow.daemon, limited, {"max_per_second": 5})
+    await flow.superuser.execute(
+        "insert into webhookd.endpoint_health (subscription_id, consecutive_failures, failing_since) "
+        "values ($1, 10, now())",
+        failing,
+    )
+    await publish_many(flow, 8, [EVENT_TYPE])
+    await publish_many(flow, 2, ["other"])
+    await flow.route()
+    searches = calls_of(monkeypatch, "due_subscriptions")
+    async with running(starter_of(parts).run):
+        # Five are a second's worth, and one probes the failing endpoint.
+        await until(flow.daemon, STARTED, 6)
+        await flow.claim()
+        await until(flow.daemon, STARTED, 9)
+    assert searches.ended == 1
+
+
 async def test_result_starts_the_delivery_that_waits_for_it(
     flow: Flow, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

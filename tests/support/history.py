@@ -201,18 +201,21 @@ HISTORY = (
     """,
     f"""
     insert into webhookd.events (event_type, payload, created_at, idempotency_key)
-    select 'type.n' || i % {EVENT_TYPES}, '{{"amount": 1}}', now() - interval '1 day' + i * interval '1 ms',
+    select 'type.n' || i % {EVENT_TYPES}, '{{"amount": 1}}',
+           now() - (:size - i * {SAGAS_OF_EVENT}) * interval '1 s',
            case when i % 2 = 0 then 'past-' || i end
     from generate_series(0, :size / {SAGAS_OF_EVENT} - 1) i
     """,
     f"""
     insert into webhookd.webhook_delivery_sagas (
-        event_id, subscription_id, status, job_id, attempt_count, next_attempt_at, final_error_code)
+        event_id, subscription_id, status, job_id, attempt_count, next_attempt_at, final_error_code,
+        created_at)
     select s.event_id, s.subscription_id,
            case when s.dead then 'DeadLettered' else 'Completed' end::webhookd.saga_status,
            s.i + 1, 1, now() - interval '1 day' + s.i * interval '1 ms',
            case when s.dead and s.subscription_id = {SUBSCRIPTION_OF_RARE_ERROR} then '{RARE_ERROR}'
-                when s.dead then 'HTTP_500' end
+                when s.dead then 'HTTP_500' end,
+           now() - (:size - s.i) * interval '1 s'
     from (
         select p.i, p.event_id, p.subscription_id,
                case when p.subscription_id in ({SUBSCRIPTION_OF_RARE_ERROR}, {SUBSCRIPTION_OF_FEW_LETTERS})

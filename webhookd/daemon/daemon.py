@@ -47,8 +47,10 @@ from webhookd.daemon.status import Monitor, StatusReporter
 from webhookd.db.connection import fetch_server_facts
 from webhookd.db.pool import Pool
 from webhookd.deliveries.api.dead_letters import DeadLetters
+from webhookd.deliveries.api.endpoint_requests import EndpointChecks, EndpointRequests
 from webhookd.deliveries.api.events import Deliveries, Events
-from webhookd.deliveries.api.subscriptions import EndpointRequests, Subscriptions
+from webhookd.deliveries.api.replay import Replays
+from webhookd.deliveries.api.subscriptions import Subscriptions
 from webhookd.deliveries.api.tenants import Tenants
 from webhookd.deliveries.applier import Applier, LimitSweeper
 from webhookd.deliveries.ingest import GroupCommit
@@ -104,7 +106,9 @@ class Api(Site):
         self._claims = WaitingClaims(context, database)
         resources = (
             Events(context, database, self._ingest),
-            Subscriptions(context, database, EndpointRequests(context, database, client)),
+            Subscriptions(context, database),
+            EndpointChecks(context, database, EndpointRequests(context, database, client)),
+            Replays(context, database),
             Tenants(context, database),
             Deliveries(context, database),
             DeadLetters(context, database),

@@ -13,6 +13,7 @@ from webhookd.db.connection import Connection, fetch_one
 from webhookd.db.paging import Row
 
 NOT_ROUTED = "not_routed"
+MAX_COUNTED_SUBSCRIPTIONS = 1000
 
 
 class Reason(StrEnum):
@@ -155,6 +156,23 @@ def explain_unrouted(facts: UnroutedFacts) -> Explanation:
     return Explanation(reason, _TEXTS[reason])
 
 
+def explain_no_subscription(event_type: str, tenant: str, others: int) -> str:
+    """Return why no subscription matches an event; `others` match its type, but have another tenant."""
+    text = (
+        f"Tenant {tenant} has no subscription to {event_type}."
+        if tenant
+        else f"There is no subscription without a tenant to {event_type}."
+    )
+    if not others:
+        return text
+    number = f"{others} or more" if others >= MAX_COUNTED_SUBSCRIPTIONS else str(others)
+    is_one = others == 1
+    whose = "of another tenant or of none" if tenant else "of a tenant" if is_one else "of tenants"
+    have = "subscription" if is_one else "subscriptions"
+    match = "matches" if is_one else "match"
+    return f"{text} {number} {have} {whose} {match} this type."
+
+
 def explain_delivery(facts: DeliveryFacts) -> Explanation:
     """Return the reason for a delivery's status."""
     match facts.status:
@@ -269,13 +287,42 @@ def _time(value: datetime) -> str:
     return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# Routing creates all deliveries of an event in one statement, so their time is the time of routing; a replay
-# creates later ones. Without any, the event's own time stands in for it.
+# The time of routing is not stored. Routing creates all deliveries of an event in one statement, so two with
+# the same time have the time of routing. A replay creates single ones, later: a single delivery has the time
+# of routing only if its subscription has been routable since the event. Otherwise the event's own time stands
+# in for it.
 _ROUTING = """
     select exists (select from webhookd.event_routing_queue q where q.event_id = e.id) as is_queued,
         webhookd.patterns_of(e.event_type) as patterns,
-        coalesce((select min(g.created_at) from webhookd.webhook_delivery_sagas g
-                  where g.event_id = e.id and g.resent_from is null), e.created_at) as routed_at
+        case when f.number > 1 or (
+            (select c.active and c.verified and coalesce(c.filter <@ e.labels, c.filter is null)
+                 and c.event_types::text[] && webhookd.patterns_of(e.event_type)
+             from webhookd.subscription_changes c
+             where c.subscription_id = f.subscription_id and c.changed_at <= e.created_at
+             order by c.changed_at desc, c.id desc limit 1)
+            and not exists (
+                select from webhookd.subscription_changes c
+                where c.subscription_id = f.subscription_id
+                    and c.changed_at > e.created_at and c.changed_at <= f.created_at
+                    and not (c.active and c.verified and coalesce(c.filter <@ e.labels, c.filter is null)
+                             and c.event_types::text[] && webhookd.patterns_of(e.event_type)))
+        ) then f.created_at else e.created_at end as routed_at
+    from webhookd.events e
+    left join lateral (
+        select g.created_at, count(*) as number, min(g.subscription_id) as subscription_id
+        from webhookd.webhook_delivery_sagas g where g.event_id = e.id and g.resent_from is null
+        group by g.created_at order by g.created_at limit 1) f on true
+    where e.id = $1"""
+
+# The subscriptions of other tenants, or of none, that match the type of an event. Counting ends at the limit.
+_OTHER_TENANTS = """
+    select e.event_type, e.tenant, (
+        select count(*) from (
+            select distinct t.subscription_id from webhookd.subscription_types t
+            where t.tenant <> e.tenant and t.pattern = any(webhookd.patterns_of(e.event_type))
+                and not exists (select from webhookd.subscriptions s
+                                where s.id = t.subscription_id and s.deleted_at is not null)
+            limit $2) o) as others
     from webhookd.events e where e.id = $1"""
 
 # The facts about a saga g and its subscription s: the last attempt (uniq_job_saga_attempt), the dead letter
@@ -368,6 +415,16 @@ async def event_deliveries(connection: Connection, event_id: int, limits: Limits
         _SUBSCRIPTIONS, event_id, limits.subscription_window, routing["patterns"], routing["routed_at"], limit
     )
     return [_event_delivery(dict(row), limits, is_queued=routing["is_queued"]) for row in rows]
+
+
+async def no_subscription(connection: Connection, event_id: int, only_tenant: str | None) -> str:
+    """Return why an event has no delivery: no subscription of its tenant matches its type.
+
+    Without `only_tenant`, it also says how many of other tenants do: a wrong tenant is the usual mistake.
+    """
+    limit = 0 if only_tenant is not None else MAX_COUNTED_SUBSCRIPTIONS
+    event_type, tenant, others = await fetch_one(connection, _OTHER_TENANTS, event_id, limit)
+    return explain_no_subscription(event_type, tenant, others)
 
 
 async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:

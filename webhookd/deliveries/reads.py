@@ -1,21 +1,22 @@
 """Queries of the API and of /status: SELECTs with the rights of webhookd_reader, which cannot see secrets.
 
-Lists are sorted newest first and paged by the id of the last row shown: see db/paging.py.
+Lists are sorted newest first and paged by the id of the last row shown: see db/paging.py. The list of
+deliveries is in delivery_lists.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, assert_never, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from webhookd.core.errors import Refusal, Refused
 from webhookd.core.limits import MAX_ID
-from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
-from webhookd.db.paging import Arguments, Column, Page, Range, Row, fetch_by_index, piece
+from webhookd.db.paging import Arguments, Page, Range, Row, fetch_by_index, piece
 from webhookd.deliveries import explain
 from webhookd.deliveries.dead_letters import Filter
+from webhookd.deliveries.delivery_lists import DELIVERIES, HELD_BECAUSE, with_held
 from webhookd.deliveries.explain import Limits
 from webhookd.http.health import FailingEndpointStatus
 
@@ -41,14 +42,15 @@ _EVENT = """
 _TIME_OF_EVENT = """
     select e.created_at from webhookd.events e where e.id = $1 and ($2::text is null or e.tenant = $2)"""
 
-_SUBSCRIPTIONS = """
-    select s.id, s.event_type, s.event_types, s.tenant, coalesce(s.filter, '{}') as filter, s.callback_url,
-        s.pending_callback_url, s.active, s.paused, s.verified, s.verified_by, s.format, s.max_per_second,
-        s.max_attempts, s.base_delay_seconds, s.description, s.created_at,
-        s.updated_at,
+_SUBSCRIPTIONS_TEMPLATE = """
+    select s.id, s.event_type, s.event_types, s.tenant, s.tenant_active,
+        coalesce(s.filter, '{{}}') as filter, s.callback_url, s.pending_callback_url, s.active, s.paused,
+        s.verified, {held_because} as held_because, s.verified_by, s.format, s.max_per_second,
+        s.max_attempts, s.base_delay_seconds, s.description, s.created_at, s.updated_at,
         coalesce(h.consecutive_failures, 0) as consecutive_failures, h.failing_since, h.last_error_code,
         h.last_failure_at, h.last_recovery_at
     from webhookd.subscriptions s left join webhookd.endpoint_health h on h.subscription_id = s.id"""
+_SUBSCRIPTIONS = _SUBSCRIPTIONS_TEMPLATE.format(held_because=HELD_BECAUSE)
 _FOUND_SUBSCRIPTION = (
     "strpos(lower(concat_ws(' ', s.callback_url, s.pending_callback_url, s.description)), {0}) > 0"
 )
@@ -61,71 +63,7 @@ _TENANTS = """
              and s.deleted_at is null) as subscriptions
     from webhookd.tenants t"""
 
-# Held: its subscription is not deliverable, and no attempt is leased.
-_DELIVERIES = """
-    select g.id, g.event_id, g.subscription_id, g.status, g.attempt_count, g.next_attempt_at,
-        g.final_error_code, g.created_at, g.updated_at, g.dead_letter_id, g.resent_from,
-        not s.deliverable and (g.status in ('Pending', 'PendingRetry') or exists (
-            select from webhookd.webhook_delivery_jobs j
-            where j.saga_id = g.id and j.status in ('Pending', 'Leased')
-                and (j.status = 'Pending') is true)) as held
-    from ({0}) g join webhookd.subscriptions s on s.id = g.subscription_id"""
-_SAGAS = "webhookd.webhook_delivery_sagas g"
 _SAGA = "select * from webhookd.webhook_delivery_sagas g where g.id = $1"
-_EVENT_SAGAS = """
-    select * from (
-        select * from webhookd.webhook_delivery_sagas g where {0} and g.resent_from is null
-        union all
-        select * from webhookd.webhook_delivery_sagas g where {0} and g.resent_from is not null
-        offset 0) g"""
-_MERGED = "select * from ({0}) g"
-# By idx_saga_in_progress, then sorted: there are no more than the windows allow. OFFSET 0 keeps the planner
-# from walking the primary key for the order.
-_IN_PROGRESS = """
-    select * from (
-        select * from webhookd.webhook_delivery_sagas g where g.status = 'InProgress' and {0} offset 0) g
-    where {1} order by g.id desc limit {2}"""
-# By idx_saga_pending: the newest saga of each subscription, then the sagas of the subscriptions with the
-# newest. A page costs a step for each subscription that has pending sagas, however many those are.
-_PENDING = """
-    with recursive found (subscription_id) as (
-        (select g.subscription_id from webhookd.webhook_delivery_sagas g where g.status = 'Pending'
-         order by g.subscription_id limit 1)
-        union all
-        select (select g.subscription_id from webhookd.webhook_delivery_sagas g
-                where g.status = 'Pending' and g.subscription_id > f.subscription_id
-                order by g.subscription_id limit 1)
-        from found f where f.subscription_id is not null
-    )
-    select g.* from (
-        select n.subscription_id
-        from found f cross join lateral (
-            select g.id, g.subscription_id from webhookd.webhook_delivery_sagas g
-            where g.status = 'Pending' and g.subscription_id = f.subscription_id and {0}
-            order by g.subscription_id desc, g.id desc limit 1) n
-        order by n.id desc limit {1}) n
-    cross join lateral (
-        select * from webhookd.webhook_delivery_sagas g
-        where g.status = 'Pending' and g.subscription_id = n.subscription_id and {0}
-        order by g.subscription_id desc, g.id desc limit {1}) g
-    order by g.id desc limit {1}"""
-
-_OF_TENANT = """
-    select g.* from (
-        select u.id
-        from webhookd.subscriptions u cross join lateral ({1}) g
-        where u.tenant = {0} and u.tenant <> ''
-        order by g.id desc limit {3}) u
-    cross join lateral ({2}) g
-    order by g.id desc limit {3}"""
-_FIRST_SAGA = "select webhookd.first_saga_since($1)"
-# Ten seconds later than asked, because the ids of overlapping transactions are not in the order of time. The
-# function itself looks ten seconds earlier.
-_FIRST_LATER_SAGA = "select webhookd.first_saga_since($1::timestamptz + interval '20 seconds')"
-_HAS_EVENT_TYPE = "exists (select from webhookd.events k where k.id = g.event_id and k.event_type = {0})"
-_HAS_TENANT = (
-    "exists (select from webhookd.subscriptions k where k.id = g.subscription_id and k.tenant = {0})"
-)
 
 # By uniq_job_saga_attempt.
 _ATTEMPTS = """
@@ -257,7 +195,10 @@ async def subscriptions(
     verified: bool | None = None,
     search: str | None = None,
 ) -> list[Row]:
-    """Return subscriptions with their endpoints' health. There are few, so filters need no index."""
+    """Return subscriptions with their endpoints' health.
+
+    Only the tenant has an index: there are few subscriptions, but there may be many tenants.
+    """
     arguments = Arguments()
     equals = {
         "s.tenant": tenant,
@@ -266,6 +207,8 @@ async def subscriptions(
         "s.verified": verified,
     }
     tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
+    if tenant is not None:
+        tests.append("s.tenant <> ''")  # for idx_sub_tenant
     if page.after_id is not None:
         tests.append(f"s.id < {arguments.add(page.after_id)}")
     if event_type is not None:
@@ -306,180 +249,11 @@ async def tenant(connection: Connection, name: str, only_tenant: str | None = No
     return dict(row)
 
 
-class DeliveryFilter(NamedTuple):
-    """Selects deliveries; None matches all."""
-
-    tenant: str | None = None
-    status: SagaStatus | None = None
-    subscription_id: int | None = None
-    event_id: int | None = None
-    event_type: str | None = None
-    error_code: str | None = None
-    created_after: datetime | None = None
-    created_before: datetime | None = None
-
-
-class _SagaPage(NamedTuple):
-    """Sagas to select: newest first below `below_id`, and the conditions that no index serves."""
-
-    below_id: int
-    limit: int
-    tests: tuple[str, ...]
-
-    @property
-    def mark(self) -> tuple[int]:
-        return (self.below_id,)
-
-
-async def deliveries(connection: Connection, page: Page, selection: DeliveryFilter) -> list[Row]:
-    """Return sagas, newest first. `held` ones wait until their subscription is deliverable.
-
-    One filter selects by its index: the first of event, subscription, tenant, error code and status. The
-    others are compared with the rows of that one.
-    """
-    arguments = Arguments()
-    saga_page = await _saga_page(connection, page, selection, arguments)
-    if selection.event_id is not None:
-        sagas = _sagas_of_event(saga_page, selection, arguments)
-    elif selection.subscription_id is not None:
-        sagas = _sagas_of_subscription(saga_page, selection.subscription_id, selection.status, arguments)
-    elif selection.tenant is not None:
-        sagas = _sagas_of_tenant(saga_page, selection.tenant, selection.status, arguments)
-    elif selection.error_code is not None:
-        sagas = _sagas_by_error(saga_page, selection.error_code, selection.status, arguments)
-    else:
-        sagas = _sagas_by_status(saga_page, selection.status, arguments)
-    return await fetch_by_index(connection, f"{_DELIVERIES.format(sagas)} order by g.id desc", arguments)
-
-
-async def _saga_page(
-    connection: Connection, page: Page, selection: DeliveryFilter, arguments: Arguments
-) -> _SagaPage:
-    """Turn the filters that no index of sagas serves into conditions."""
-    tests = []
-    below_id = MAX_ID if page.after_id is None else page.after_id
-    if selection.created_before is not None:
-        below_id = min(below_id, await connection.fetchval(_FIRST_LATER_SAGA, selection.created_before))
-        tests.append(f"g.created_at < {arguments.add(selection.created_before)}")
-    if selection.created_after is not None:
-        first_id = await connection.fetchval(_FIRST_SAGA, selection.created_after)
-        tests.append(f"g.id >= {arguments.add(first_id)}")
-        tests.append(f"g.created_at >= {arguments.add(selection.created_after)}")
-    if selection.event_type is not None:
-        tests.append(_HAS_EVENT_TYPE.format(arguments.add(selection.event_type)))
-    if selection.error_code is not None:
-        tests.append(f"g.final_error_code = {arguments.add(selection.error_code)}")
-    # The tenant alone selects by its subscriptions.
-    if selection.tenant is not None and (selection.event_id or selection.subscription_id):
-        tests.append(_HAS_TENANT.format(arguments.add(selection.tenant)))
-    return _SagaPage(below_id, page.limit, tuple(tests))
-
-
-def _sagas_of_event(page: _SagaPage, selection: DeliveryFilter, arguments: Arguments) -> str:
-    """Select all sagas of an event, then sort them: there are at most as many as subscriptions to its type.
-
-    uniq_saga_event_subscription finds the routed ones, idx_saga_event the requeued ones. OFFSET 0 keeps the
-    planner from walking the primary key for the order.
-    """
-    equals = {
-        "g.event_id": selection.event_id,
-        "g.subscription_id": selection.subscription_id,
-        "g.status": selection.status,
-    }
-    tests = [f"{name} = {arguments.add(value)}" for name, value in equals.items() if value is not None]
-    sagas = _EVENT_SAGAS.format(" and ".join([*tests, *page.tests]))
-    return f"{sagas} where {_below(page, arguments)} order by g.id desc limit {arguments.add(page.limit)}"
-
-
-def _sagas_of_subscription(
-    page: _SagaPage, subscription_id: int | Column, status: SagaStatus | None, arguments: Arguments
-) -> str:
-    """Select a page of each status by its index, and merge them."""
-    pieces = [
-        _sagas_of_subscription_by_status(page, subscription_id, chosen, arguments)
-        for chosen in ([status] if status else SagaStatus)
-    ]
-    return _merged(pieces, page, arguments)
-
-
-def _sagas_of_subscription_by_status(
-    page: _SagaPage, subscription_id: int | Column, status: SagaStatus, arguments: Arguments
-) -> str:
-    match status:
-        case SagaStatus.PENDING:
-            part, only = Range(("g.subscription_id", "g.id"), (subscription_id,)), "g.status = 'Pending'"
-        case SagaStatus.IN_PROGRESS:
-            tests = [f"g.subscription_id = {arguments.add(subscription_id)}", *page.tests]
-            return _IN_PROGRESS.format(
-                " and ".join(tests), _below(page, arguments), arguments.add(page.limit)
-            )
-        case SagaStatus.PENDING_RETRY | SagaStatus.COMPLETED | SagaStatus.DEAD_LETTERED:
-            part = Range(("g.subscription_id", "g.status", "g.id"), (subscription_id, status))
-            only = "g.status in ('PendingRetry', 'Completed', 'DeadLettered')"
-        case _:
-            assert_never(status)
-    return piece(_SAGAS, part, page.mark, page.limit, arguments, only=only, tests=page.tests)
-
-
-def _sagas_of_tenant(page: _SagaPage, tenant: str, status: SagaStatus | None, arguments: Arguments) -> str:
-    """Select the subscriptions of the tenant with the newest sagas, then the sagas of those."""
-    newest = _sagas_of_subscription(page._replace(limit=1), Column("u.id"), status, arguments)
-    sagas = _sagas_of_subscription(page, Column("u.id"), status, arguments)
-    return _OF_TENANT.format(arguments.add(tenant), newest, sagas, arguments.add(page.limit))
-
-
-def _sagas_by_error(page: _SagaPage, error_code: str, status: SagaStatus | None, arguments: Arguments) -> str:
-    """Select a page of each status by idx_saga_error, and merge them."""
-    pieces = [
-        piece(
-            _SAGAS,
-            Range(("g.final_error_code", "g.status", "g.id"), (error_code, chosen)),
-            page.mark,
-            page.limit,
-            arguments,
-            only="g.final_error_code is not null",
-            tests=page.tests,
-        )
-        for chosen in ([status] if status else SagaStatus)
-    ]
-    return _merged(pieces, page, arguments)
-
-
-def _merged(pieces: Sequence[str], page: _SagaPage, arguments: Arguments) -> str:
-    merged = _MERGED.format(" union all ".join(f"({piece})" for piece in pieces))
-    return f"{merged} order by g.id desc limit {arguments.add(page.limit)}"
-
-
-def _sagas_by_status(page: _SagaPage, status: SagaStatus | None, arguments: Arguments) -> str:
-    match status:
-        case SagaStatus.PENDING:
-            tests = " and ".join([_below(page, arguments), *page.tests])
-            return _PENDING.format(tests, arguments.add(page.limit))
-        case SagaStatus.IN_PROGRESS:
-            tests = " and ".join([_below(page, arguments), *page.tests])
-            return _IN_PROGRESS.format("true", tests, arguments.add(page.limit))
-        case SagaStatus.PENDING_RETRY | SagaStatus.DEAD_LETTERED:
-            part = Range(("g.status", "g.id"), (status,))
-            only = "g.status in ('PendingRetry', 'DeadLettered')"
-        case SagaStatus.COMPLETED:
-            # Nearly all are: the primary key needs to pass only newer sagas that are not finished or failed.
-            part, only = Range(("g.id",)), "g.status = 'Completed'"
-        case None:
-            part, only = Range(("g.id",)), "true"
-        case _:
-            assert_never(status)
-    return piece(_SAGAS, part, page.mark, page.limit, arguments, only=only, tests=page.tests)
-
-
-def _below(page: _SagaPage, arguments: Arguments) -> str:
-    return f"g.id < {arguments.add(page.below_id)}"
-
-
 async def delivery(connection: Connection, saga_id: int, limits: Limits, tenant: str | None = None) -> Row:
     """Return a saga with its attempts, oldest first, and the reason for its status, from one snapshot."""
-    query = f"{_DELIVERIES.format(_SAGA)} where ($2::text is null or s.tenant = $2)"
+    query = f"{DELIVERIES.format(_SAGA)} where ($2::text is null or s.tenant = $2)"
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        saga = await _found(connection, "delivery", query, saga_id, tenant)
+        saga = with_held(await _found(connection, "delivery", query, saga_id, tenant))
         attempts = [dict(attempt) for attempt in await connection.fetch(_ATTEMPTS, saga_id)]
         explained = await explain.delivery(connection, saga_id, limits)
         return saga | explained | {"attempts": attempts}
@@ -492,7 +266,11 @@ async def event(connection: Connection, event_id: int, limits: Limits, tenant: s
         found_deliveries = await explain.event_deliveries(
             connection, event_id, limits, MAX_DELIVERIES_OF_EVENT + 1
         )
+        no_subscription = None
+        if not found_deliveries:
+            no_subscription = await explain.no_subscription(connection, event_id, only_tenant=tenant)
     return found | {
+        "no_subscription": no_subscription,
         "deliveries": found_deliveries[:MAX_DELIVERIES_OF_EVENT],
         "more_deliveries": len(found_deliveries) > MAX_DELIVERIES_OF_EVENT,
     }

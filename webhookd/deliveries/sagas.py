@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import NamedTuple
@@ -97,6 +97,16 @@ async def start(
         Started(*row)._replace(dead_lettered=[transition_of(dead) for dead in row["dead_lettered"]])
         for row in rows
     ]
+
+
+async def rate_limits(connection: Connection, subscription_ids: Collection[int]) -> dict[int, float]:
+    """Return max_per_second of those subscriptions that have one."""
+    rows = await connection.fetch(
+        "select s.id, s.max_per_second from webhookd.subscriptions s "
+        "where s.id = any($1) and s.max_per_second is not null",
+        list(subscription_ids),
+    )
+    return dict(rows)  # type: ignore[arg-type]
 
 
 async def apply_results(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from webhookd.context import Context
+from webhookd.db.connection import Connection
 from webhookd.deliveries import sagas
 from webhookd.deliveries.pacing import SEARCH_REST_FACTOR, rest_seconds
 from webhookd.deliveries.sagas import Share, Started, record
@@ -16,6 +17,9 @@ from webhookd.wakeups import Work
 SEARCH_PAGE = 1000
 # Only one orchestrator creates attempts at a time, for some milliseconds. Try again soon.
 LOCK_RETRY_SECONDS = 0.02
+# A subscription at its rate limit is tried again after the time of one request, but not more often than this:
+# a limit of hundreds a second then starts many at a time.
+LIMIT_RETRY_SECONDS = 0.1
 
 
 class Rotation:
@@ -92,6 +96,10 @@ class Starter:
         self._rotation = Rotation()
         context.wakeups.held_up = self._rotation.held_up
         self._lock_was_taken = False
+        # Subscriptions at their rate limit, and when to try them again. Nothing else wakes them: no result
+        # need be outstanding.
+        self._limited: dict[int, float] = {}
+        self._known_unlimited: set[int] = set()
 
     async def run(self) -> None:
         """Start batch after batch while there is more, then wait. Search everything every poll interval."""
@@ -115,6 +123,7 @@ class Starter:
             wake_at = loop.time()
             if not started:
                 wake_at = min(poll_at, next_search_at) if must_search else poll_at
+                wake_at = min([wake_at, *self._limited.values()])
             if self._lock_was_taken:
                 wake_at = min(wake_at, loop.time() + LOCK_RETRY_SECONDS)
             # A wake-up without ids comes from another instance: search, even while this one is busy.
@@ -127,6 +136,7 @@ class Starter:
     async def search_all(self) -> None:
         """Find due deliveries that no wake-up named."""
         self._rotation.reset_marks()
+        self._known_unlimited.clear()
         await self._search()
 
     async def _search(self) -> None:
@@ -143,6 +153,7 @@ class Starter:
         """Run one batch; returns how many deliveries were started, or dead-lettered at their limit."""
         settings, wakeups = self._context.settings(), self._context.wakeups
         self._rotation.add(self._inbox.take())
+        self._rotation.add(self._take_limited())
         window = settings.orchestration.subscription_window
         shares = self._rotation.next_shares(settings.orchestration.batch_size, window)
         if len(shares) == len(self._rotation):
@@ -157,6 +168,7 @@ class Starter:
             if attempts:
                 # It is committed. Wake now: giving the connection back takes a turn of the event loop.
                 wakeups.wake(Work.ATTEMPTS, notify=True)
+            await self._note_limits(connection, started, window)
         self._context.metrics.attempts_started.inc(attempts)
         self._lock_was_taken = not started
         self._rotation.update(started)
@@ -165,3 +177,27 @@ class Starter:
         for share in started:
             record(share.dead_lettered, self._context.metrics)
         return attempts + sum(len(share.dead_lettered) for share in started)
+
+    def _take_limited(self) -> list[int]:
+        """Remove and return the subscriptions that may start more now."""
+        now = asyncio.get_running_loop().time()
+        taken = [subscription_id for subscription_id, at in self._limited.items() if at <= now]
+        for subscription_id in taken:
+            del self._limited[subscription_id]
+        return taken
+
+    async def _note_limits(self, connection: Connection, started: Sequence[Started], window: int) -> None:
+        """Find out which subscriptions started nothing because of their rate limit, not of their window."""
+        stuck = {
+            share.subscription_id
+            for share in started
+            if not (share.drained or share.started or share.dead_lettered) and share.active < window
+        }
+        asked = stuck - self._known_unlimited
+        if not asked:
+            return
+        limits = await sagas.rate_limits(connection, asked)
+        self._known_unlimited |= asked - limits.keys()
+        now = asyncio.get_running_loop().time()
+        for subscription_id, per_second in limits.items():
+            self._limited[subscription_id] = now + max(LIMIT_RETRY_SECONDS, 1 / per_second)

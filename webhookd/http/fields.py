@@ -1,7 +1,7 @@
 """Field types with their limits, descriptions and examples. Requests and responses are built from them."""
 
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -110,6 +110,7 @@ Description: TypeAlias = Annotated[
         examples=["The shop's warehouse"],
     ),
 ]
+HoldReason: TypeAlias = Literal["deleted", "disabled", "unverified", "paused", "tenant_inactive"]
 Id: TypeAlias = Annotated[int, Meta(ge=1, le=limits.MAX_ID, examples=[42])]
 Cursor: TypeAlias = Annotated[
     Id | None, Meta(description="cursor of the next page; null: this is the last page")

@@ -38,6 +38,13 @@ FORMATS = {
     "idempotency_key": f"1 to {MAX_KEY_CHARACTERS} characters without control characters",
     "correlation_id": "visible ASCII, without spaces at the ends",
 }
+# Of a subscription's event types. Only their regular expression has this text.
+PATTERN_FORMS = (
+    "an event type (order.created), a prefix (order.*) or *; words have letters, digits and _, and are "
+    "joined by dots"
+)
+_ALLOWS_PATTERNS = "|\\\\*)"
+MAX_SHOWN_CHARACTERS = 100
 _UNKNOWN_FIELD = "Object contains unknown field"
 
 
@@ -132,7 +139,7 @@ def read_query(request: web.Request, kind: type[Value]) -> Value:
     try:
         value = msgspec.convert(parameters, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(str(error), "invalid_parameter") from error
+        raise invalid(_in_words(str(error), parameters), "invalid_parameter") from error
     for name, text in parameters.items():
         # Without `strict` msgspec reads a number as seconds since 1970.
         if isinstance(getattr(value, name), datetime) and ":" not in text:
@@ -223,7 +230,7 @@ def _decoded(body: bytes, kind: type[Value]) -> Value:
     except msgspec.ValidationError as error:
         if not _is_json(body):  # msgspec stops at the first error, which may come before the syntax error
             raise Problem(400, "malformed_json", "the body is not JSON") from error
-        detail = _in_words(str(error))
+        detail = _in_words(str(error), body)
         code = "unknown_field" if detail.startswith(_UNKNOWN_FIELD) else "invalid_request"
         raise invalid(detail, code) from error
     except msgspec.DecodeError as error:
@@ -232,12 +239,29 @@ def _decoded(body: bytes, kind: type[Value]) -> Value:
         raise _too_deep() from error
 
 
-def _in_words(detail: str) -> str:
+def _in_words(detail: str, given: bytes | dict[str, Any]) -> str:
     """Describe the format in words instead of showing the regular expression."""
-    field = detail.rpartition("`$.")[2].rstrip("`").rpartition(".")[2]
-    if "matching regex" in detail and field in FORMATS:
-        return f"{field} must be {FORMATS[field]}"
-    return detail
+    if "matching regex" not in detail:
+        return detail
+    path = detail.rpartition("`$.")[2].rstrip("`")
+    field, _, place = path.rpartition(".")[2].rstrip("]").partition("[")
+    if _ALLOWS_PATTERNS in detail:
+        return f"{field}: {_bad_pattern(given, field, place)} must be {PATTERN_FORMS}"
+    return f"{field} must be {FORMATS[field]}" if field in FORMATS else detail
+
+
+def _bad_pattern(given: bytes | dict[str, Any], field: str, place: str) -> str:
+    """Return the pattern, which is a field at the top of the document, or in a list there."""
+    if isinstance(given, bytes):
+        value = msgspec.json.decode(msgspec.json.decode(given, type=dict[str, msgspec.Raw])[field])
+    else:
+        value = given[field]
+    return _shown(value[int(place)] if place else value)
+
+
+def _shown(value: str) -> str:
+    short = value if len(value) <= MAX_SHOWN_CHARACTERS else f"{value[:MAX_SHOWN_CHARACTERS]}…"
+    return msgspec.json.encode(short).decode()
 
 
 def _too_deep() -> Problem:

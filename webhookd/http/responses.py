@@ -71,10 +71,15 @@ def no_content() -> web.Response:
     return web.Response(status=204, headers=HEADERS)
 
 
-def list_response(rows: Sequence[Row], limit: int, key: str = "id") -> web.Response:
-    """Return one page of a list. `rows` has one row more than `limit` if there is a next page."""
+def list_response(
+    rows: Sequence[Row], limit: int, key: str = "id", cut_at: int | None = None
+) -> web.Response:
+    """Return one page of a list. `rows` has one row more than `limit` if there is a next page.
+
+    `cut_at` is the cursor of the next page if this one ended before it was full.
+    """
     items = rows[:limit]
-    return json_response({"items": items, "next_cursor": items[-1][key] if len(rows) > limit else None})
+    return json_response({"items": items, "next_cursor": items[-1][key] if len(rows) > limit else cut_at})
 
 
 def _plain(value: object) -> str:

@@ -225,3 +225,31 @@ async def test_a45_two_subscriptions_may_share_an_address(api: Client, endpoint:
     for subscription in made:
         assert sum(verifies(request, subscription["secret"]) for request in requests) == 1
     assert {request.headers["webhook-id"] for request in requests} == {f"evt_{event_id}"}
+
+
+async def test_wrong_event_types_are_refused_in_words(api: Client) -> None:
+    """The message names the wrong pattern and the allowed forms, and has no regular expression."""
+    forms = (
+        "must be an event type (order.created), a prefix (order.*) or *; words have letters, digits and _, "
+        "and are joined by dots"
+    )
+    new = {"callback_url": "https://receiver.example/hook"}
+    long = "x y" * 33
+    for fields, words in (
+        ({"event_types": ["order.paid", "a.*.b"]}, f'event_types: "a.*.b" {forms}'),
+        ({"event_types": ["order.paid", long + "z"]}, f'event_types: "{long}z" {forms}'),
+        ({"event_types": ['ord"er']}, f'event_types: "ord\\"er" {forms}'),
+        ({"event_type": "a b"}, f'event_type: "a b" {forms}'),
+    ):
+        refused = await api.post("/v1/subscriptions", new | fields)
+        assert (refused.problem, refused.body["detail"]) == ((422, "invalid_request"), words)
+    # A number that Python cannot represent is no error here.
+    refused = await api.send(b'{"event_types": ["a b"], "max_attempts": 1e999}', "/v1/subscriptions")
+    assert refused.body["detail"] == f'event_types: "a b" {forms}'
+    listed = await api.get("/v1/subscriptions?event_type=a%20b")
+    assert (listed.problem, listed.body["detail"]) == (
+        (422, "invalid_parameter"),
+        f'event_type: "a b" {forms}',
+    )
+    published = await api.get("/v1/events?event_type=order.*")
+    assert published.body["detail"] == "event_type must be words of letters, digits and _, joined by dots"

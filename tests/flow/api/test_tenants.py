@@ -175,6 +175,21 @@ async def test_bound_token_writes_only_to_its_tenant(
         assert (await stranger.get(path)).status == 403, path
 
 
+async def test_bound_token_learns_nothing_of_others_from_an_event(
+    make_api: MakeApi, endpoint: Endpoint
+) -> None:
+    """An event without a subscription says so; only a token without a tenant learns that others have one."""
+    api = await two_tenants(make_api)
+    await api.as_token("globex").subscribe(endpoint)
+    event_id = (await api.as_token("acme").event()).body["id"]
+    own = f"Tenant acme has no subscription to {EVENT_TYPE}."
+    for token, words in (
+        ("acme", own),
+        ("all", f"{own} 1 subscription of another tenant or of none matches this type."),
+    ):
+        assert (await api.as_token(token).get(f"/v1/events/{event_id}")).body["no_subscription"] == words
+
+
 async def test_tenant_is_created_changed_and_listed(make_api: MakeApi) -> None:
     """PUT answers 201 the first time; only the given fields change."""
     api = await make_api()

@@ -48,6 +48,44 @@ async def test_tenant_gets_its_events(cli: Shell, endpoint: Endpoint, flow: Flow
         assert (await cli.run("publish", "a", "{}", *bad)).exit_code in (1, 2), bad
 
 
+async def test_tenant_is_a_filter_of_dead_letters(cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """`list` and `requeue` select those of the tenant; the printed command has the filter too."""
+    await subscribed(cli, endpoint, "--tenant", "acme", "--max-attempts", "1")
+    endpoint.answer(500)
+    await cli.done("publish", "order.paid", "{}", "--tenant", "acme")
+    await until(flow.daemon, "select exists (select from webhookd.dead_letters)")
+    [letter] = (await cli.done("dead-letters", "list", "--tenant", "acme", "--json")).documents
+    assert letter["subscription_id"] == 1
+    assert (await cli.done("dead-letters", "list", "--tenant", "globex")).out == ""
+    dry = await cli.run("dead-letters", "requeue", "--tenant", "acme")
+    assert (dry.exit_code, dry.out) == (1, "1 match, 1 would be requeued, 0 skipped\n")
+    assert "requeue --tenant acme --yes" in dry.err
+    assert "0 match" in (await cli.done("dead-letters", "requeue", "--tenant", "globex", "--yes")).out
+    endpoint.answer(200)
+    done = await cli.done("dead-letters", "requeue", "--tenant", "acme", "--yes")
+    assert done.out == "1 match, 1 requeued, 0 skipped\n"
+
+
+async def test_hold_reasons_are_listed(cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """A tenant that is not active shows on its subscription and its deliveries, with the command for it."""
+    await subscribed(cli, endpoint, "--tenant", "acme")
+    await cli.done("tenants", "set", "acme", "--inactive")
+    await cli.done("publish", "order.paid", "{}", "--tenant", "acme")
+    await until(flow.daemon, "select exists (select from webhookd.webhook_delivery_sagas)")
+    assert "held: tenant inactive" in (await cli.done("deliveries", "list")).out
+    assert "tenant inactive" in (await cli.done("subscriptions", "list")).out
+    assert "tenant inactive" in (await cli.done("subscriptions", "show", "1")).out
+    resumed = await cli.done("subscriptions", "resume", "1")
+    words = "subscription 1 is held (tenant acme is not active): webhookd tenants set acme --active\n"
+    assert resumed.out == words
+    await cli.done("publish", "order.paid", "{}", "--tenant", "globex")
+    shown = (await cli.done("events", "show", "2")).out
+    words = (
+        "Tenant globex has no subscription to order.paid. 1 subscription of another tenant or of none matches"
+    )
+    assert words in " ".join(shown.split())
+
+
 async def test_endpoint_is_tested(cli: Shell, endpoint: Endpoint) -> None:
     """Exit code 1 if the endpoint fails; nothing is stored."""
     await subscribed(cli, endpoint)
@@ -68,10 +106,15 @@ async def test_missed_events_are_replayed(cli: Shell, endpoint: Endpoint, flow: 
     await subscribed(cli, endpoint)
     words = ("subscriptions", "replay", "1", "--since", "1h")
     counted = await cli.run(*words)
-    assert (counted.exit_code, counted.out) == (1, "3 events, 3 match, 3 deliveries would be created\n")
-    assert "3 deliveries created" in (await cli.done(*words, "--yes")).out
+    matching = "3 events examined; 3 match the subscription and were never routed to it\n"
+    assert (counted.exit_code, counted.out) == (1, f"{matching}3 deliveries would be created\n")
+    assert "add --yes" in counted.err
+    assert (await cli.done(*words, "--yes")).out == f"{matching}3 deliveries created\n"
     await until(flow.daemon, DELIVERED, 3)
-    assert (await cli.done(*words)).out == "3 events, 0 match, 0 deliveries would be created\n"
+    assert (await cli.done(*words)).out == (
+        "3 events examined; 0 match the subscription and were never routed to it\n"
+        "0 deliveries would be created\n"
+    )
     again = await cli.done(*words, "--include", "all", "--yes", "--json")
     assert again.documents[-1]["created"] == 3
     assert (await cli.run("subscriptions", "replay", "1", "--since", "soon")).exit_code == 2

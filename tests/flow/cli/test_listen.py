@@ -1,11 +1,13 @@
 """Tests of `webhookd listen` with `webhookd serve --local`: deliveries, errors, and use without a daemon."""
 
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
 from tests.flow.conftest import PATIENT, MakeDaemon
@@ -22,6 +24,10 @@ MakeListener = Callable[..., ListenerProcess]
 ServeLocal = Callable[[], Awaitable[Client]]
 
 # Only --local makes the daemon trust and allow anything on this machine.
+RESPONDED = """
+    select exists (select from webhookd.webhook_delivery_jobs
+                   where response_status = $1 and response_excerpt = $2)
+"""
 NOTHING_ALLOWED = {"allow_networks": [], "ca_file": ""}
 
 
@@ -183,6 +189,74 @@ async def test_fail_option_causes_retries(serve_local: ServeLocal, make_listener
         ("2", 500, False),
         ("3", 200, False),
     ]
+
+
+class Application:
+    """A local HTTP application that answers with the given status, and keeps what it got."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.requests: list[tuple[web.Request, bytes]] = []
+
+    async def __aenter__(self) -> Self:
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(application)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/hook"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        self.requests.append((request, await request.read()))
+        return web.Response(status=self.status, body=b"from the application")
+
+
+async def test_forward_passes_request_and_answer_on(
+    serve_local: ServeLocal, make_listener: MakeListener, flow: Flow
+) -> None:
+    """The application gets the signed bytes; its 201 completes the delivery, its 500 is retried."""
+    api = await serve_local()
+    async with Application(201) as application:
+        words = (EVENT_TYPE, "--port=0", "--json", "--forward", application.url)
+        listener = await make_listener(api.daemon).start(*words)
+        [row] = await subscriptions(api)
+        await api.patch(f"/v1/subscriptions/{row['id']}", {"base_delay_seconds": 0.05})
+        event = await api.event(payload={"order": 7})
+        [arrival] = await listener.deliveries(1)
+        assert (arrival["answered"], arrival["signature"]) == (201, "verified")
+        [(request, body)] = application.requests
+        assert (request.method, request.path, json.loads(body)) == ("POST", "/hook", {"order": 7})
+        assert request.headers["webhook-id"] == f"evt_{event.body['id']}"
+        assert request.headers["webhook-signature"].startswith("v1,")
+        await until(flow.daemon, RESPONDED, 201, b"from the application")
+
+        application.status = 500
+        await api.event(payload={"order": 8})
+        [_, failed, *_] = await listener.deliveries(2)
+        assert (failed["answered"], failed["duplicate"]) == (500, False)
+        await until(flow.daemon, RESPONDED, 500, b"from the application")
+        application.status = 200
+        await until(flow.daemon, "select bool_and(status = 'Completed') from webhookd.webhook_delivery_sagas")
+        assert not any(line["duplicate"] for line in listener.lines()), "a failed one is no duplicate"
+
+
+async def test_forward_to_nothing_is_a_bad_gateway(
+    serve_local: ServeLocal, make_listener: MakeListener, flow: Flow
+) -> None:
+    """The delivery is retried, and the listener says why."""
+    api = await serve_local()
+    url = f"http://127.0.0.1:{free_port()}/hook"
+    listener = await make_listener(api.daemon).start(EVENT_TYPE, "--port=0", "--json", "--forward", url)
+    await api.event()
+    [failed, *_] = await listener.deliveries(1)
+    assert failed["answered"] == 502
+    assert f"cannot forward to {url}" in listener.stderr()
+    await until(flow.daemon, RESPONDED, 502, b"")
+    await until(flow.daemon, "select final_error_code = 'HTTP_502' from webhookd.webhook_delivery_sagas")
 
 
 async def test_several_event_types(serve_local: ServeLocal, make_listener: MakeListener) -> None:

@@ -12,11 +12,16 @@ from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
 from webhookd.context import Context
-from webhookd.core.limits import MAX_BATCH_EVENTS, MAX_RESPONSE_EXCERPT_BYTES, RESERVED_EVENT_TYPE_PREFIX
+from webhookd.core.limits import (
+    MAX_BATCH_EVENTS,
+    MAX_ID,
+    MAX_RESPONSE_EXCERPT_BYTES,
+    RESERVED_EVENT_TYPE_PREFIX,
+)
 from webhookd.core.settings import Settings
 from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.db.paging import Row
-from webhookd.deliveries import ingest, reads, sagas
+from webhookd.deliveries import delivery_lists, ingest, reads, sagas
 from webhookd.deliveries.explain import Limits
 from webhookd.deliveries.ingest import SINGLE_LOCK_TIMEOUT_SECONDS, GroupCommit
 from webhookd.http import fields
@@ -80,6 +85,13 @@ Held: TypeAlias = Annotated[
 ]
 
 
+HeldBecause: TypeAlias = Annotated[
+    fields.HoldReason | None, Meta(examples=[None], description="why it is held; null: it is not")
+]
+# In a list by event type it can be negative: the id of an event.
+DeliveryPosition: TypeAlias = Annotated[int, Meta(ge=-MAX_ID, le=MAX_ID, examples=[42])]
+
+
 class PublishEvent(msgspec.Struct, forbid_unknown_fields=True):
     """POST /v1/events. The payload is stored byte for byte."""
 
@@ -118,6 +130,9 @@ class EventsQuery(Paged, kw_only=True):
 class DeliveriesQuery(Paged, kw_only=True):
     """GET /v1/deliveries."""
 
+    cursor: Annotated[DeliveryPosition, Meta(description="next_cursor of the previous page")] | UnsetType = (
+        UNSET
+    )
     tenant: fields.Tenant | UnsetType = UNSET
     status: SagaStatus | UnsetType = UNSET
     subscription_id: fields.Id | UnsetType = UNSET
@@ -193,6 +208,14 @@ class EventWithDeliveries(Event):
         bool, Meta(examples=[False], description="the list is cut off; /v1/deliveries has all")
     ]
     deliveries: list[EventDelivery]
+    no_subscription: Annotated[
+        Annotated[str, Meta(examples=["Tenant acme has no subscription to order.created."])] | None,
+        Meta(
+            examples=[None],
+            description="why `deliveries` is empty, in words. A token that is bound to a tenant learns "
+            "nothing about other tenants",
+        ),
+    ]
 
 
 class EventPage(TypedDict):
@@ -217,6 +240,7 @@ class Delivery(TypedDict):
     dead_letter_id: RequeuedFrom
     resent_from: ResentFrom
     held: Held
+    held_because: HeldBecause
 
 
 class Attempt(TypedDict):
@@ -264,7 +288,9 @@ class DeliveryPage(TypedDict):
     """A page of deliveries."""
 
     items: list[Delivery]
-    next_cursor: fields.Cursor
+    next_cursor: Annotated[
+        DeliveryPosition | None, Meta(description="cursor of the next page; null: this is the last page")
+    ]
 
 
 class Events(DatabaseResource):
@@ -385,13 +411,21 @@ class Deliveries(DatabaseResource):
     """The delivery routes."""
 
     @route(
-        "GET /v1/deliveries", "read", "List deliveries", DeliveryPage, query=DeliveriesQuery, for_tenants=True
+        "GET /v1/deliveries",
+        "read",
+        "List deliveries",
+        DeliveryPage,
+        description="Newest first. With `event_type` and without `created_after`, the list follows the "
+        "events: newest event first, and its deliveries newest first. A page with `event_type` can have "
+        "fewer rows than `limit`, or none, although more follow: continue until `next_cursor` is null.",
+        query=DeliveriesQuery,
+        for_tenants=True,
     )
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, DeliveriesQuery)
-        selection = reads.DeliveryFilter(**own_filters(request, query))
-        rows = await self._database.run(reads.deliveries, query.page, selection)
-        return list_response(rows, query.limit)
+        selection = delivery_lists.DeliveryFilter(**own_filters(request, query))
+        found = await self._database.run(delivery_lists.deliveries, query.page, selection)
+        return list_response(found.rows, query.limit, cut_at=found.cut_at)
 
     @route(
         f"GET {_DELIVERY_PATH}",

@@ -38,6 +38,7 @@ ALREADY_REQUEUED = "already_requeued"
 def filter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the filter options, with the API's parameter names."""
     options = (
+        click.option("--tenant", help="Only dead letters of this tenant."),
         click.option(
             "--subscription",
             "subscription_id",

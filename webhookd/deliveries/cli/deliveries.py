@@ -25,7 +25,8 @@ from webhookd.core.states import SagaStatus
 # Enough of an endpoint's response to recognise the error page of a proxy or a framework.
 EXCERPT_CHARACTERS = 60
 
-HELD = "held: see `deliveries show`"
+# As the command line names them elsewhere.
+HOLDS = {"tenant_inactive": "tenant inactive", "unverified": "not verified"}
 
 delivery_ids = click.argument("delivery_ids", metavar="ID...", type=row_id, nargs=-1, required=True)
 
@@ -129,8 +130,8 @@ def retry(client: Client, *, delivery_ids: tuple[int, ...], as_json: bool) -> No
 
 
 def _cells(row: Mapping[str, Any]) -> output.Row:
-    if row.get("held"):
-        last = HELD
+    if reason := row["held_because"]:
+        last = f"held: {HOLDS.get(reason, reason)}"
     elif row["status"] == SagaStatus.PENDING_RETRY:
         last = output.time_cell(row["next_attempt_at"])
     else:
@@ -222,8 +223,8 @@ def event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
         ]
     )
     deliveries = known["deliveries"]
-    if not deliveries:
-        yield "\nNo subscription to this event type."
+    if known["no_subscription"]:
+        yield f"\n{escaped(known['no_subscription'])}"
     for delivery in deliveries:
         yield _headline(f"\nsubscription {delivery['subscription_id']}", delivery["status"])
         yield output.fields(_event_delivery_fields(delivery))

@@ -349,10 +349,10 @@ def replay(client: Client, *, subscription_id: int, yes: bool, as_json: bool, **
         counted.update({name: batch[name] for name in counted})
         what["until"] = batch["until"]
     if not yes or not counted["created"]:
-        _print_replay(counted, as_json=as_json, dry_run=not yes)
+        _print_replay(counted, what["include"], as_json=as_json, dry_run=not yes)
         if counted["created"]:
             if not as_json:
-                click.echo("Nothing was created. To deliver them, add --yes", err=True)
+                click.echo("Nothing was sent. To create the deliveries, add --yes", err=True)
             sys.exit(NOT_DONE)
         return
     done = Counter(dict.fromkeys(counted, 0))
@@ -362,7 +362,7 @@ def replay(client: Client, *, subscription_id: int, yes: bool, as_json: bool, **
                 done.update({name: batch[name] for name in done})
                 progress.advance(progress.task_ids[0], batch["examined"])
     finally:  # also after an error or Ctrl-C
-        _print_replay(done, as_json=as_json, dry_run=False)
+        _print_replay(done, what["include"], as_json=as_json, dry_run=False)
 
 
 def _replay_batches(
@@ -382,13 +382,20 @@ def _replay_batches(
         }
 
 
-def _print_replay(counts: Counter[str], *, as_json: bool, dry_run: bool) -> None:
+def _print_replay(counts: Counter[str], include: str, *, as_json: bool, dry_run: bool) -> None:
     if as_json:
         output.show_json(msgspec.json.encode({**counts, "dry_run": dry_run}))
         return
-    what = "would be created" if dry_run else "created"
     examined, matched, created = counts.values()
-    click.echo(f"{examined} events, {matched} match, {created} deliveries {what}")
+    never = " and were never routed to it" if include == "missing" else ""
+    click.echo(f"{_number(examined, 'event')} examined; {matched} match the subscription{never}")
+    left = " (the others are unfinished, or were sent again by this replay)" if created < matched else ""
+    click.echo(f"{_number(created, 'delivery')} {'would be ' if dry_run else ''}created{left}")
+
+
+def _number(count: int, noun: str) -> str:
+    nouns = {"event": "events", "delivery": "deliveries"}
+    return f"{count} {noun if count == 1 else nouns[noun]}"
 
 
 @command.command(
@@ -453,6 +460,7 @@ def _states(row: Mapping[str, Any]) -> list[str]:
         "disabled": not row["active"],
         "paused": row["paused"],
         "unverified": not row["verified"],
+        "tenant inactive": not row["tenant_active"],
     }
     return [name for name, is_set in flags.items() if is_set] or ["active"]
 
@@ -464,12 +472,18 @@ def _state(row: Mapping[str, Any]) -> output.Cell:
 
 def _state_in_words(row: Mapping[str, Any]) -> str:
     """Return the state, and what to do about it."""
-    remedies = {"disabled": "enable", "paused": "resume", "unverified": "verify"}
+    subscription, tenant = row["id"], escaped(row["tenant"])
+    remedies = {
+        "disabled": f"subscriptions enable {subscription}",
+        "paused": f"subscriptions resume {subscription}",
+        "unverified": f"subscriptions verify {subscription}",
+        "tenant inactive": f"tenants set {tenant} --active",
+    }
     states = _states(row)
     if states == ["active"]:
         return "active"
-    next_command = f"webhookd subscriptions {remedies[states[0]]} {row['id']}"
-    return f"{' and '.join(states)}: {next_command}"
+    words = {"tenant inactive": f"held (tenant {tenant} is not active)"}
+    return f"{' and '.join(words.get(each, each) for each in states)}: webhookd {remedies[states[0]]}"
 
 
 def _health(health: Mapping[str, Any]) -> output.Cell:
