@@ -57,6 +57,11 @@ WAITING_RETRIES = """
                      and next_attempt_at > now() + interval '10 s')
 """
 NOT_ADVANCED = f"select count(*) from unnest(({WAITING_RETRIES})) id where id = any($2::bigint[])"
+RESENDS_ENDED = """
+    select not exists (select from webhookd.webhook_delivery_sagas
+                       where subscription_id = $1 and resent_from is not null
+                           and status not in ('Completed', 'DeadLettered'))
+"""
 TIME_OF_EVENT = """
     select min(created_at) from (select created_at from webhookd.events order by id desc limit $1) e
 """
@@ -179,7 +184,10 @@ async def replay_all(bed: Bed, *, event_type: str, events: int, instance: int, h
 
 
 async def _replay(bed: Bed, event_type: str, include: str, since: datetime, instance: int, how: str) -> int:
-    """Count first: the answer has the two times that make it safe to repeat the request that follows."""
+    """Replay, and do it again when the new deliveries have ended: the second time sends nothing twice.
+
+    Count first: the answer has the two times that make it safe to repeat the request that follows.
+    """
     subscription_id = _subscription_id(bed, event_type)
     call = f"POST /v1/subscriptions/{subscription_id}/replay"
     body: dict[str, Any] = {"since": since.isoformat(), "include": include}
@@ -189,6 +197,8 @@ async def _replay(bed: Bed, event_type: str, include: str, since: datetime, inst
     body |= {name: counted.body[name] for name in ("until", "started_at")} | {"dry_run": False}
 
     async def replay() -> None:
+        await _request(bed, instance, call, body, expected=(OK,))
+        await bed.until(RESENDS_ENDED, subscription_id)
         answer = await _request(bed, instance, call, body, expected=(OK,))
         assert answer.body["last_event_id"] is None, answer
         until, started_at = (datetime.fromisoformat(answer.body[name]) for name in ("until", "started_at"))
