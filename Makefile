@@ -24,7 +24,7 @@ executors: ## Run 10,000 jobs with twenty executors, some of which die
 history: ## Check the plans of the job queue beside a million finished and 100,000 waiting jobs
 	WEBHOOKD_TEST_HISTORY=1000000 $(ENVIRONMENT)/bin/pytest -q tests/schema/test_job_queue_plans.py
 
-faults: ## Run every fault scenario under load, then a random mix: 25 minutes (FAULTS="--seed 7 --only kill")
+faults: ## Run every fault scenario under load, then a random mix: 30 minutes (FAULTS="--seed 7 --only kill")
 	$(ENVIRONMENT)/bin/python -m tests.faults $(FAULTS)
 
 # The peers that webhookd is compared with have their own environment, so that no test can depend on them. It includes

@@ -17,6 +17,7 @@ import asyncpg
 from tests.faults.instance import REAPER_INTERVAL_SECONDS, SETTINGS, Instance, failpoint_environment
 from tests.faults.plan import Needs
 from tests.faults.servers import ServerSetup
+from tests.faults.support_client import SupportClient
 from tests.faults.watch import INTERVAL_SECONDS, Watch
 from tests.support.api import tokens
 from tests.support.bad_endpoints import BadEndpoints
@@ -85,6 +86,7 @@ class Bed:
     watch: Watch = field(init=False)
     bad_endpoints: BadEndpoints | None = None
     names: Names | None = None
+    support: SupportClient = field(default_factory=SupportClient)
     # Counted by the verbs; checks.py adds counts from the database and the instances.
     effects: Counter[str] = field(default_factory=Counter)
     recoveries: list[Recovery] = field(default_factory=list)

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.faults.bed import Bed
-from tests.faults.instance import Instance
+from tests.faults.instance import LEASE_SECONDS, Instance
 from tests.faults.plan import Scenario
 from tests.faults.verbs import RECOVERY_SECONDS
 from tests.support.invariants import broken_rows
@@ -48,13 +49,25 @@ FACTS = """
                as leases_expired,
            (select count(*) from webhookd.webhook_delivery_jobs where status = 'Failed') as attempts_failed,
            (select count(*) from webhookd.dead_letters) as dead_letters,
-           (select count(*) from webhookd.webhook_delivery_sagas) as deliveries
+           (select count(*) from webhookd.webhook_delivery_sagas) as deliveries,
+           (select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null)
+               as requeued_dead_letters,
+           (select count(distinct s.id) from public.resends r
+            join webhookd.webhook_delivery_sagas s on s.id = r.new_saga_id and s.status = 'Completed')
+               as resent_deliveries,
+           -- I2 requires a saga for each, and I5 that none is sent before the end of the pause.
+           (select count(*) from public.holds h
+            join webhookd.subscriptions u on u.id = h.subscription_id
+            join webhookd.events e on e.event_type = u.event_type and e.created_at between h.since and h.until
+            join webhookd.webhook_delivery_sagas s
+                on s.event_id = e.id and s.subscription_id = u.id and s.resent_from is null
+            where h.kind = 'paused' and s.status = 'Completed') as events_while_paused
 """
 FAILURES = """
     select 'failed_' || error_code as code, count(*) from webhookd.webhook_delivery_jobs
     where status = 'Failed' group by 1
 """
-HOLD_ALWAYS = ("I3", "I4", "I5", "I8")
+HOLD_ALWAYS = ("I3", "I4", "I5", "I8", "resend:")
 MAX_RESIDENT_BYTES = 256 * 1024 * 1024
 
 
@@ -64,11 +77,14 @@ async def check(bed: Bed, scenario: Scenario) -> None:
     bed.problems += await not_ready(bed)
     async with bed.superuser() as superuser:
         await record(superuser, bed.publisher, bed.receiver.rows() + bad_receipts(bed))
+        await bed.support.record(superuser)
+        await superuser.execute("analyze")  # the invariants join tables that were just filled
         bed.problems += await broken(bed, superuser)
         bed.effects += Counter(await facts(superuser))
     bed.effects += Counter(observed_effects(bed))
     if unexplained := bed.effects.pop("duplicates_unexplained", 0):
         bed.problems.append(f"{unexplained} duplicates without an expired lease or a lost answer")
+    bed.problems += requests_at_old_addresses(bed)
     bed.problems += [f"/healthz failed: {failure}" for failure in bed.watch.health_failures()]
     bed.problems += [f"/readyz was wrong: {answer}" for answer in bed.watch.false_ready()]
     bed.problems += await failed_shutdowns(bed)
@@ -124,6 +140,10 @@ def observed_effects(bed: Bed) -> dict[str, int]:
         "failed_publishes": sum(bed.publisher.rejections.values()),
         "recognised_publishes": bed.publisher.duplicates,
         "unready_probes": sum(observed.unready for observed in bed.watch.observed.values()),
+        "repeated_requests": bed.support.repeats,
+        "requests_after_move": sum(
+            receipt.request.path in bed.support.new_paths for receipt in bed.receiver.receipts
+        ),
         "services_restarted": int(restarts),
         "stale_reports": int(stale),
     }
@@ -154,6 +174,16 @@ def bad_receipts(bed: Bed) -> list[tuple[object, ...]]:
     """Return the requests to bad endpoints, if the scenario has any."""
     rows: list[tuple[object, ...]] = bed.state.get("bad_receipts", [])
     return rows
+
+
+def requests_at_old_addresses(bed: Bed) -> list[str]:
+    """List requests that came to an address after every lease from the time before the move."""
+    left = bed.support.moved_paths
+    return [
+        f"{request.path}: a request {request.received_at - left[request.path]:.1f} s after the move"
+        for request in (receipt.request for receipt in bed.receiver.receipts)
+        if request.received_at > left.get(request.path, math.inf) + LEASE_SECONDS
+    ]
 
 
 def logged_errors(bed: Bed, scenario: Scenario) -> list[str]:

@@ -6,7 +6,10 @@ import pytest
 
 from tests.faults.plan import Action
 from tests.faults.scenarios import ALL
+from tests.faults.scenarios.support_actions import FAULTS
 from tests.faults.verbs import VERBS
+
+FULL = ALL["support_actions"].actions(1)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -29,6 +32,14 @@ def test_every_action_has_a_verb(name: str) -> None:
     for action in ALL[name].actions(1):
         bound = inspect.signature(VERBS[action.verb]).bind(None, **action.arguments)
         assert len(bound.arguments) == 1 + len(action.arguments)
+
+
+def test_every_action_of_support_has_every_fault() -> None:
+    """Each verb of the API is used with each fault."""
+    used = {(action.verb, action.arguments["how"]) for action in FULL if action.is_fault}
+    verbs = {action.verb for action in FULL if "how" in action.arguments}
+    assert len(verbs) == 9
+    assert used == {(name, how) for name in verbs for how in FAULTS}
 
 
 def test_action_as_text() -> None:

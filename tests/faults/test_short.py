@@ -1,6 +1,6 @@
 """A short part of the fault suite with a fixed seed; `make faults` runs all of it.
 
-One test bed for three kinds of faults: starting the servers and instances takes longer than most faults.
+One test bed for all kinds of faults: starting the servers and instances takes longer than most faults.
 """
 
 import logging
@@ -13,6 +13,15 @@ from tests.faults.runner import run_scenario
 from tests.faults.scenarios.connections import lose_answers
 from tests.faults.scenarios.instances import FAILPOINTS
 from tests.faults.scenarios.server import stop_immediately
+from tests.faults.scenarios.support_actions import (
+    SETTINGS,
+    disable,
+    pause,
+    replay_everything,
+    resend_completed,
+    retry,
+    verify_address,
+)
 from tests.support.installations import installation_near
 from tests.support.postgres import Server
 
@@ -38,18 +47,32 @@ def kill_in_pairs(random: Random) -> list[Action]:
     return actions
 
 
+def interrupt_support(random: Random) -> list[Action]:
+    """Use the actions of support, each with one fault; `make faults` uses each with every fault."""
+    return [
+        *retry(random, "reset"),
+        *pause(random, "lost_answer"),
+        *disable(random, "lost_answer"),
+        *replay_everything(random, "lost_answer"),
+        *verify_address(random, "reset"),
+        *resend_completed(random, "kill"),
+    ]
+
+
 def break_everything(random: Random, rounds: int) -> list[Action]:
     """Break instances, connections and the server."""
     return [
         *kill_in_pairs(random),
         *lose_answers(random, rounds),
+        *interrupt_support(random),
         *stop_immediately(random, SERVER_STOPS),
     ]
 
 
 SHORT = Scenario(
     "short",
-    "SIGKILL at every failpoint, lost answers to every write function, immediate shutdowns of PostgreSQL",
+    "SIGKILL at every failpoint, lost answers to every write function, faults during the actions of support, "
+    "immediate shutdowns of PostgreSQL",
     "no acknowledged event is missing",
     break_everything,
     effects=(
@@ -59,9 +82,15 @@ SHORT = Scenario(
         "recognised_publishes",
         "servers_stopped",
         "failed_publishes",
+        "resent_deliveries",
+        "advanced_retries",
+        "events_while_paused",
+        "replayed_events",
+        "replayed_deliveries",
+        "requests_after_move",
     ),
     rounds=1,
-    needs=Needs(failpoints=True),
+    needs=Needs(failpoints=True, settings=SETTINGS),
 )
 
 

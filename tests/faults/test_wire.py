@@ -40,6 +40,23 @@ async def test_lost_answer_of_a_commit(database: Database, wire: Wire) -> None:
     await again.close()
 
 
+async def test_answer_of_a_commit_lost_in_silence(database: Database, wire: Wire) -> None:
+    """The matching statement is committed, and its client waits; other connections work."""
+    superuser = await database.connect("superuser")
+    await superuser.execute("create table public.seen (number integer)")
+    connection, other = await asyncpg.connect(wire.dsn), await asyncpg.connect(wire.dsn)
+    wire.lose_answers("insert into", 1, silently=True)
+    waiting = asyncio.create_task(connection.execute(INSERT, 1))
+    await until_true(lambda: wire.answers_lost == 1)
+    assert await superuser.fetchval("select number from public.seen") == 1
+    assert await other.fetchval("select 2") == 2
+    assert not waiting.done()
+    wire.reset()
+    with pytest.raises(asyncpg.ConnectionDoesNotExistError):
+        await waiting
+    assert wire.answers_to_lose == 0
+
+
 @pytest.mark.parametrize("how", ["half_open", "blackhole"])
 async def test_silent_connection_stays_open(how: str, wire: Wire) -> None:
     """The client's connection stays open without answers; after `flow`, new connections work."""

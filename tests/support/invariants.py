@@ -1,7 +1,9 @@
 """The promises of webhookd as queries that return the rows that break them.
 
-The names are those in the list of promises. `receipts` has the requests that endpoints received, `client` the
-events that clients published: tables that the test creates and fills (tests/support/traffic.py).
+The names are those in the list of promises. The test creates and fills the tables in the schema public:
+`receipts` has the requests that endpoints received, and `client` the events that clients published
+(tests/support/traffic.py); `resends`, `holds` and `replays` have the actions of a support engineer
+(tests/faults/support_client.py).
 """
 
 from typing import TYPE_CHECKING
@@ -24,8 +26,16 @@ create trigger zz_audit after update on webhookd.webhook_delivery_sagas
     for each row execute function public.audit_saga();
 create table public.receipts (
     saga_id bigint, job_id bigint, response_status integer,
-    received_at timestamptz, body bytea, verifies boolean);
+    received_at timestamptz, body bytea, verifies boolean, address text);
 create table public.client (event_id bigint, idempotency_key text, payload text);
+create table public.resends (saga_id bigint, new_saga_id bigint);
+-- Held from `since` (the request was answered) to `until` (before the request to release it), which was
+-- answered at `released_at`.
+create table public.holds (
+    subscription_id bigint, kind text, since timestamptz, until timestamptz, released_at timestamptz);
+create table public.replays (
+    subscription_id bigint, include_all boolean, since timestamptz, until timestamptz,
+    started_at timestamptz, ended_at timestamptz);
 """
 
 INVARIANTS = {
@@ -42,17 +52,53 @@ INVARIANTS = {
         select idempotency_key from webhookd.events where idempotency_key is not null
         group by idempotency_key having count(*) > 1
     """,
-    "I2 a routed event lacks a saga, or has two, for a subscription that never changed": """
+    "I1 a resend that was acknowledged to a client is missing": """
+        select r.* from public.resends r
+        left join webhookd.webhook_delivery_sagas s on s.id = r.new_saga_id and s.resent_from = r.saga_id
+        where s.id is null
+    """,
+    # Pausing and moving do not matter: the subscription stays active and verified. `released_at`: changed_at
+    # is before the commit, so an event of that moment may have been routed before it.
+    "I2 a routed event lacks a saga, or has two, for a subscription that was active and verified since": """
         select e.id, u.id
         from webhookd.events e
         join webhookd.subscriptions u using (event_type)
         left join webhookd.webhook_delivery_sagas s
             on s.event_id = e.id and s.subscription_id = u.id and s.resent_from is null
-        where u.active and u.verified
+        where u.active and u.verified and u.deleted_at is null
             and not exists (select from webhookd.event_routing_queue q where q.event_id = e.id)
+            and (select c.active and c.verified and c.event_types = u.event_types
+                     and c.filter is not distinct from u.filter
+                 from webhookd.subscription_changes c
+                 where c.subscription_id = u.id and c.changed_at < e.created_at
+                 order by c.changed_at desc, c.id desc limit 1)
             and not exists (select from webhookd.subscription_changes c
-                            where c.subscription_id = u.id and c.changed_at >= e.created_at)
+                            where c.subscription_id = u.id and c.changed_at >= e.created_at
+                                and not (c.active and c.verified and c.event_types = u.event_types
+                                         and c.filter is not distinct from u.filter))
+            and not exists (select from public.holds h
+                            where h.subscription_id = u.id and h.kind = 'disabled'
+                                and e.created_at between h.since and h.released_at)
         group by e.id, u.id having count(s.id) <> 1
+    """,
+    "I2 a pair was routed twice": """
+        select event_id, subscription_id from webhookd.webhook_delivery_sagas where resent_from is null
+        group by event_id, subscription_id having count(*) > 1
+    """,
+    "I2 a replayed event lacks a saga": """
+        select e.id, p.subscription_id from public.replays p
+        join webhookd.subscriptions u on u.id = p.subscription_id
+        join webhookd.events e
+            on e.event_type = u.event_type and e.created_at >= p.since and e.created_at < p.until
+        left join webhookd.webhook_delivery_sagas s
+            on s.event_id = e.id and s.subscription_id = u.id and s.resent_from is null
+        where s.id is null and not exists (select from webhookd.event_routing_queue q where q.event_id = e.id)
+    """,
+    "I2 a saga was created while its subscription was disabled": """
+        select s.id from public.holds h
+        join webhookd.webhook_delivery_sagas s
+            on s.subscription_id = h.subscription_id and s.created_at > h.since and s.created_at < h.until
+        where h.kind = 'disabled'
     """,
     "I2 a saga for a subscription that was never active and verified": """
         select s.id from webhookd.webhook_delivery_sagas s
@@ -88,6 +134,11 @@ INVARIANTS = {
         join webhookd.webhook_delivery_sagas s on s.id = j.saga_id
         where (j.event_id, j.subscription_id, j.attempt)
             is distinct from (s.event_id, s.subscription_id, j.place)
+    """,
+    "I5 an attempt was started while its subscription was held": """
+        select j.id from public.holds h
+        join webhookd.webhook_delivery_jobs j
+            on j.subscription_id = h.subscription_id and j.created_at > h.since and j.created_at < h.until
     """,
     # Uses the time of the report, which follows the answer: result_applied_at is the start of the transaction
     # that applied the result, and may be before the request. An expired lease explains one late request, and
@@ -138,10 +189,49 @@ INVARIANTS = {
         select c.event_id from public.client c join webhookd.events e on e.id = c.event_id
         where e.payload::text <> c.payload
     """,
-    "one chain: a pair has more than one saga that lives": """
-        select event_id, subscription_id from webhookd.webhook_delivery_sagas
-        where status not in ('Completed', 'DeadLettered')
-        group by event_id, subscription_id having count(*) > 1
+    # A claim reads the address that the change log has since before the commit.
+    "address: a request came to an address before its verification": """
+        select r.saga_id, r.address from public.receipts r
+        join webhookd.webhook_delivery_sagas s on s.id = r.saga_id
+        where r.address is not null and not exists (
+            select from webhookd.subscription_changes c
+            where c.subscription_id = s.subscription_id and c.callback_url = r.address and c.verified
+                and c.changed_at <= r.received_at)
+    """,
+    # A pair may have more: a resend of its first saga, and at the same time a resend of a resend.
+    "resend: a saga has more than one live resend": """
+        select resent_from from webhookd.webhook_delivery_sagas
+        where resent_from is not null and status not in ('Completed', 'DeadLettered')
+        group by resent_from having count(*) > 1
+    """,
+    "resend: a resent saga does not repeat a finished saga of its event and subscription": """
+        select s.id from webhookd.webhook_delivery_sagas s
+        left join webhookd.webhook_delivery_sagas o on o.id = s.resent_from
+        left join webhookd.dead_letters d on d.saga_id = o.id
+        where s.resent_from is not null
+            and (o.status, o.event_id, o.subscription_id, d.id is not distinct from s.dead_letter_id)
+                is distinct from (case when d.id is null then 'Completed' else 'DeadLettered'
+                                  end::webhookd.saga_status, s.event_id, s.subscription_id, true)
+    """,
+    "replay: a delivery was resent twice": """
+        select p.subscription_id, s.event_id from public.replays p
+        join webhookd.webhook_delivery_sagas s
+            on s.subscription_id = p.subscription_id and s.resent_from is not null
+                and s.created_at between p.started_at and p.ended_at
+        join webhookd.events e on e.id = s.event_id and e.created_at >= p.since and e.created_at < p.until
+        group by p.subscription_id, p.started_at, s.event_id having count(*) > 1
+    """,
+    # A terminal saga never changes, so updated_at is its end: the start of the transaction that ended it,
+    # which may have committed after the replay started. No transaction takes five seconds.
+    "replay: a finished delivery was left out": """
+        select p.subscription_id, e.id from public.replays p
+        join webhookd.subscriptions u on u.id = p.subscription_id
+        join webhookd.events e
+            on e.event_type = u.event_type and e.created_at >= p.since and e.created_at < p.until
+        left join (select event_id, subscription_id, max(updated_at) as ended_at
+                   from webhookd.webhook_delivery_sagas group by event_id, subscription_id) s
+            on s.event_id = e.id and s.subscription_id = u.id
+        where p.include_all and coalesce(s.ended_at < p.started_at - interval '5 seconds', true)
     """,
 }
 

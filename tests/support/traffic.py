@@ -6,6 +6,7 @@ where the invariants compare them with its content.
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,24 @@ if TYPE_CHECKING:
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 OK_AND_CLOSE = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 HEALTH_INTERVAL_SECONDS = 0.05
+# Longer than any retry of a test may wait, so that retry.max_delay_seconds is the limit.
+RETRY_AFTER_SECONDS = 3600
+CHALLENGE_PREFIX = "ver_"  # of the webhook-id of a verification
+# The attempt of a request. Several sagas can have the same event, subscription and attempt number: a resent
+# one is newer than the one that it repeats. An attempt is created before its request arrives.
+RECORD_RECEIPTS = """
+    insert into public.receipts (saga_id, job_id, response_status, received_at, body, verifies, address)
+    select distinct on (a.place)
+        j.saga_id, j.id, a.response_status, a.received_at, a.body, a.verifies, a.address
+    from unnest($1::bigint[], $2::bigint[], $3::integer[], $4::integer[], $5::timestamptz[], $6::bytea[],
+                $7::boolean[], $8::text[])
+        with ordinality as a (event_id, subscription_id, attempt, response_status, received_at, body,
+                              verifies, address, place)
+    left join webhookd.webhook_delivery_jobs j
+        on j.event_id = a.event_id and j.subscription_id = a.subscription_id and j.attempt = a.attempt
+            and j.created_at <= a.received_at
+    order by a.place, j.id desc
+"""
 # A committed event is in the queue or has its sagas. An event in neither is lost, which I1 reports.
 ALL_DELIVERED = """
     select not exists (select from webhookd.event_routing_queue)
@@ -55,7 +74,10 @@ class Receiver:
         self._keeps_connections = keeps_connections
         self._held = False
         self._created: dict[str, subscriptions.Created] = {}
+        self._urls: dict[str, str] = {}  # by path
         self._failing: dict[str, int] = {}  # response status by path
+        self._to_refuse: Counter[str] = Counter()  # by path
+        self._silent_paths: set[str] = set()  # those that do not echo a challenge
         self.receipts: list[Receipt] = []
         endpoint.behave(self._answer)
 
@@ -72,14 +94,37 @@ class Receiver:
     ) -> None:
         """Create a subscription with its own path, at a host name of this endpoint."""
         path = path or f"/{event_type}"
+        self._urls[path] = self._endpoint.url(path, host)
         created = await subscriptions.create(
-            flow.daemon, event_type, self._endpoint.url(path, host), max_attempts=max_attempts
+            flow.daemon, event_type, self._urls[path], max_attempts=max_attempts
         )
         self._created[path] = created
         if fails_with is not None:
             self._failing[path] = fails_with
         if verified:
             await flow.verify(created.subscription_id)
+
+    def subscription_at(self, path: str) -> int:
+        """Return the id of the subscription that uses, used or will use a path."""
+        return self._created[path].subscription_id
+
+    def add_path(self, path: str, new_path: str) -> str:
+        """Accept deliveries of the same subscription at a second path, and return its URL.
+
+        It does not echo challenges before `echo_challenges`.
+        """
+        self._created[new_path] = self._created[path]
+        self._urls[new_path] = self._urls[path].removesuffix(path) + new_path
+        self._silent_paths.add(new_path)
+        return self._urls[new_path]
+
+    def echo_challenges(self, path: str) -> None:
+        """Answer the verifications of this path correctly from now on."""
+        self._silent_paths.discard(path)
+
+    def refuse_next(self, path: str, count: int) -> None:
+        """Answer the next requests at a path with 503 and a long Retry-After."""
+        self._to_refuse[path] = count
 
     def hold(self) -> None:
         """Hold all responses."""
@@ -94,7 +139,7 @@ class Receiver:
         await self._endpoint.received(len(self._endpoint.requests) + more)
 
     def rows(self) -> list[tuple[object, ...]]:
-        """Return each request as a row for the invariants."""
+        """Return each delivery request as a row for `record`."""
         rows: list[tuple[object, ...]] = []
         for receipt in self.receipts:
             request = receipt.request
@@ -102,15 +147,19 @@ class Receiver:
                 (
                     int(request.headers["webhook-id"].removeprefix("evt_")),
                     self._created[request.path].subscription_id,
+                    int(request.headers["webhook-attempt"]),
                     receipt.response_status,
                     datetime.fromtimestamp(request.received_at, UTC),
                     request.body,
                     receipt.verifies,
+                    self._urls[request.path],
                 )
             )
         return rows
 
     async def _answer(self, request: Request, connection: Connection) -> bool:
+        if request.headers["webhook-id"].startswith(CHALLENGE_PREFIX):
+            return await self._answer_challenge(request, connection)
         # Verify now: the library rejects signatures older than five minutes, and a run may last longer.
         receipt = Receipt(request, verifies(request, self._created[request.path].signing_secret))
         self.receipts.append(receipt)
@@ -118,6 +167,10 @@ class Receiver:
         await until_true(lambda: not self._held)
         status = self._failing.get(request.path, 200)
         response = OK if self._keeps_connections else OK_AND_CLOSE
+        if self._to_refuse[request.path] > 0:
+            self._to_refuse[request.path] -= 1
+            status = 503
+            response = response.replace(b"\r\n", b"\r\nRetry-After: %d\r\n" % RETRY_AFTER_SECONDS, 1)
         receipt.response_status = status  # set before the client can receive and store it
         try:
             if status != 200:
@@ -126,6 +179,13 @@ class Receiver:
         except BaseException:
             receipt.response_status = None
             raise
+        return self._keeps_connections
+
+    async def _answer_challenge(self, request: Request, connection: Connection) -> bool:
+        challenge = json.loads(request.body)["challenge"]
+        body = b"" if request.path in self._silent_paths else json.dumps({"challenge": challenge}).encode()
+        response = OK if self._keeps_connections else OK_AND_CLOSE
+        await connection.send(response.replace(b"Length: 0", b"Length: %d" % len(body)) + body)
         return self._keeps_connections
 
 
@@ -183,12 +243,5 @@ async def record(
         "insert into public.client values ($1, $2, $3)",
         [(event_id, key, payload) for key, (event_id, payload) in publisher.accepted_events.items()],
     )
-    await superuser.executemany(
-        """
-        insert into public.receipts (saga_id, response_status, received_at, body, verifies)
-        select s.id, g.* from (select $3::integer, $4::timestamptz, $5::bytea, $6::boolean) g
-        left join webhookd.webhook_delivery_sagas s
-            on s.event_id = $1 and s.subscription_id = $2 and s.resent_from is null
-        """,
-        receipts,
-    )
+    if receipts:
+        await superuser.execute(RECORD_RECEIPTS, *map(list, zip(*receipts, strict=True)))

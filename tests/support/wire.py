@@ -27,6 +27,7 @@ class Wire:
         self._drops_everything = False
         self._loses: re.Pattern[str] | None = None
         self._to_lose = 0
+        self._loses_silently = False
         self._lines: set[_Line] = set()
         # Server sides of connections that only the client has closed.
         self._abandoned: list[asyncio.StreamWriter] = []
@@ -82,9 +83,12 @@ class Wire:
         for line in list(self._lines):
             line.reset()
 
-    def lose_answers(self, statement: str, count: int) -> None:
-        """Execute the next `count` matching statements, but drop their answers and connections."""
-        self._loses, self._to_lose = re.compile(statement), count
+    def lose_answers(self, statement: str, count: int, *, silently: bool = False) -> None:
+        """Execute the next `count` matching statements, but drop their answers and reset their connections.
+
+        With `silently` the connections stay open: the client still waits when the caller breaks something.
+        """
+        self._loses, self._to_lose, self._loses_silently = re.compile(statement), count, silently
 
     @property
     def answers_to_lose(self) -> int:
@@ -151,7 +155,10 @@ class Wire:
                 elif line.lost_answer.is_ready(data):
                     self.answers_lost += 1
                     self.broken += 1
-                    line.reset()
+                    if self._loses_silently:
+                        line.is_broken = True
+                    else:
+                        line.reset()
         if not line.is_broken:
             line.abort()
             self._lines.discard(line)

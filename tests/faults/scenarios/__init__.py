@@ -14,6 +14,7 @@ from tests.faults.scenarios import (
     poison,
     server,
     standbys,
+    support_actions,
 )
 
 FAMILIES = (
@@ -26,6 +27,7 @@ FAMILIES = (
     endpoints,
     poison,
     operations,
+    support_actions,
     migrations,
     clocks,
     mix,

@@ -79,10 +79,12 @@ async def bad_endpoints_ended(bed: Bed) -> None:
         (
             int(request.headers["webhook-id"].removeprefix("evt_")),
             created[name].subscription_id,
+            int(request.headers["webhook-attempt"]),
             bed.bad_endpoints.expected[name].response_status,
             datetime.fromtimestamp(request.received_at, UTC),
             request.body,
             verifies(request, created[name].signing_secret),
+            bed.bad_endpoints.urls[name],
         )
         for request in list(bed.bad_endpoints.answering.requests)
         if (name := request.path[1:]) in created

@@ -7,6 +7,14 @@ from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.scenarios.connections import WRITES
 from tests.faults.scenarios.instances import FAILPOINTS
 from tests.faults.scenarios.locks import TABLES
+from tests.faults.scenarios.support_actions import (
+    EFFECTS,
+    FAULTS,
+    NO_FAULT,
+    SETTINGS,
+    STEPS,
+    hold_and_release,
+)
 
 
 def kill_and_start(random: Random) -> list[Action]:
@@ -78,21 +86,39 @@ def stop_server(random: Random) -> list[Action]:
     ]
 
 
+def use_support(random: Random) -> list[Action]:
+    """Use the API as a support engineer does, with a fault during the request or without."""
+    return random.choice(STEPS)(random, random.choice([NO_FAULT, *FAULTS]))
+
+
+def disturb_paused(random: Random) -> list[Action]:
+    """Inject a short fault while a subscription is paused."""
+    hold, accepted, release = hold_and_release(random, NO_FAULT, NO_FAULT, "paused", random.randint(20, 100))
+    return [hold, *disturb(random), accepted, release]
+
+
 KINDS: tuple[tuple[Callable[[Random], list[Action]], int], ...] = (
     (disturb, 12),
     (kill_and_start, 4),
     (restart, 2),
     (disconnect, 2),
     (stop_server, 2),
+    (use_support, 4),
+    (disturb_paused, 2),
 )
 
 
 def mix(random: Random, rounds: int) -> list[Action]:
-    """Start each fault when the last is repaired, while deliveries still suffer from it."""
+    """Start each fault when the last is repaired, while deliveries still suffer from it.
+
+    Every action of support occurs at least once, so that each has its effect.
+    """
     kinds, weights = zip(*KINDS, strict=True)
+    chosen = [kind(random) for kind in random.choices(kinds, weights, k=rounds)]
+    chosen += [step(random, random.choice([NO_FAULT, *FAULTS])) for step in STEPS]
     actions: list[Action] = []
-    for kind in random.choices(kinds, weights, k=rounds):
-        actions += [*kind(random), act("accepted", more=random.randint(5, 60))]
+    for some in random.sample(chosen, len(chosen)):
+        actions += [*some, act("accepted", more=random.randint(5, 60))]
     return [*actions, act("all_ready")]
 
 
@@ -102,8 +128,8 @@ SCENARIOS = (
         "random faults of all kinds, each before the effects of the last are over",
         "all invariants",
         mix,
-        effects=("leases_expired", "connections_broken", "failed_publishes", "unready_probes"),
+        effects=("leases_expired", "connections_broken", "failed_publishes", "unready_probes", *EFFECTS),
         rounds=70,
-        needs=Needs(failpoints=True),
+        needs=Needs(failpoints=True, settings=SETTINGS),
     ),
 )
