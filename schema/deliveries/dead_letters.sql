@@ -177,6 +177,11 @@ declare
     before constant timestamptz := coalesce(failed_before, 'infinity');
     since_id bigint := 0;
     matching_ids bigint[];
+    possible_ids bigint[];
+    saga_ids bigint[];
+    event_ids bigint[];
+    saga_subscription_ids bigint[];
+    locked_ids bigint[];
 begin
     perform require(after_id is not null, 'after_id must not be null');
     perform require(batch_size > 0, 'batch_size must be at least 1');
@@ -241,25 +246,28 @@ begin
                 and d.failed_at < before);
     end if;
 
-    if not dry_run then
-        perform lock_events(array(select d.event_id from dead_letters d where d.id = any(matching_ids)));
+    select coalesce(array_agg(d.id order by d.id), '{}'), array_agg(d.saga_id order by d.id), array_agg(d.event_id order by d.id),
+           array_agg(d.subscription_id order by d.id)
+    into possible_ids, saga_ids, event_ids, saga_subscription_ids
+    from dead_letters d join subscriptions s on s.id = d.subscription_id and s.routable
+    join events e on e.id = d.event_id and e.payload_removed_at is null
+    where d.id = any(matching_ids)
+        and not exists (select from webhook_delivery_sagas r where r.dead_letter_id = d.id);
+    requeued := cardinality(possible_ids);
+    subscription_ids := '{}';
+    if requeued > 0 and not dry_run then
+        -- A locked event still has its dead letters: retention removes both together.
+        locked_ids := lock_events(event_ids);
+        with made as (
+            insert into webhook_delivery_sagas (event_id, subscription_id, dead_letter_id, resent_from)
+            select p.event_id, p.subscription_id, p.id, p.saga_id
+            from unnest(possible_ids, saga_ids, event_ids, saga_subscription_ids) as p (id, saga_id, event_id, subscription_id)
+            where p.event_id = any(locked_ids) order by p.id
+            on conflict do nothing
+            returning subscription_id
+        )
+        select count(*), coalesce(array_agg(distinct m.subscription_id), '{}') into requeued, subscription_ids from made m;
     end if;
-    -- After the lock: retention may have removed some of them until then.
-    with possible as materialized (
-        select d.id, d.saga_id, d.event_id, d.subscription_id
-        from dead_letters d join subscriptions s on s.id = d.subscription_id and s.routable
-        join events e on e.id = d.event_id and e.payload_removed_at is null
-        where d.id = any(matching_ids)
-            and not exists (select from webhook_delivery_sagas r where r.dead_letter_id = d.id)
-    ), made as (
-        insert into webhook_delivery_sagas (event_id, subscription_id, dead_letter_id, resent_from)
-        select p.event_id, p.subscription_id, p.id, p.saga_id from possible p where not dry_run order by p.id
-        on conflict do nothing
-        returning subscription_id
-    )
-    select case when dry_run then (select count(*) from possible) else (select count(*) from made) end,
-           coalesce((select array_agg(distinct m.subscription_id) from made m), '{}')
-    into requeued, subscription_ids;
     matched := cardinality(matching_ids);
     skipped := matched - requeued;
     last_id := coalesce(matching_ids[matched], after_id);

@@ -10,7 +10,7 @@ from tests.faults.bed import Bed
 from tests.faults.instance import LEASE_SECONDS, Instance
 from tests.faults.plan import Scenario
 from tests.faults.verbs import RECOVERY_SECONDS
-from tests.support.invariants import broken_rows
+from tests.support.invariants import broken_rows, with_removed
 from tests.support.traffic import record
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ FACTS = """
                as leases_expired,
            (select count(*) from webhookd.webhook_delivery_jobs where status = 'Failed') as attempts_failed,
            (select count(*) from webhookd.dead_letters) as dead_letters,
+           (select count(*) from public.removed_events) as events_removed,
+           (select count(*) from public.removed_dead_letters) as dead_letters_removed,
            (select count(*) from webhookd.webhook_delivery_sagas) as deliveries,
            (select count(*) from webhookd.webhook_delivery_sagas where dead_letter_id is not null)
                as requeued_dead_letters,
@@ -117,11 +119,11 @@ async def broken_under_load(bed: Bed) -> list[str]:
 
 async def facts(superuser: "Connection") -> dict[str, int]:
     """Count effects in the database."""
-    found = await superuser.fetchrow(FACTS)
-    duplicates = await superuser.fetchrow(DUPLICATES)
+    found = await superuser.fetchrow(with_removed(FACTS))
+    duplicates = await superuser.fetchrow(with_removed(DUPLICATES))
     assert found is not None
     assert duplicates is not None
-    failures = {row["code"]: row["count"] for row in await superuser.fetch(FAILURES)}
+    failures = {row["code"]: row["count"] for row in await superuser.fetch(with_removed(FAILURES))}
     counts = failures | {f"duplicates_{name}": int(value) for name, value in duplicates.items()}
     counts["duplicate_requests"] = counts["duplicates_by_lease"] + counts["duplicates_by_lost_answer"]
     return counts | {name: int(value) for name, value in found.items()}

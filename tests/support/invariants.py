@@ -6,6 +6,7 @@ The names are those in the list of promises. The test creates and fills the tabl
 (tests/faults/support_client.py).
 """
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,6 +38,33 @@ create table public.replays (
     subscription_id bigint, include_all boolean, since timestamptz, until timestamptz,
     started_at timestamptz, ended_at timestamptz);
 """
+# The rows that retention removes are kept next to the tables: the promises hold for them too.
+REMOVABLE = ("events", "webhook_delivery_sagas", "webhook_delivery_jobs", "dead_letters")
+AUDIT += """
+create function public.archive() returns trigger language plpgsql security definer as $$
+begin
+    execute format('insert into public.removed_%s (row) values ($1)', tg_table_name) using old;
+    return null;
+end
+$$;
+"""
+AUDIT += "".join(
+    f"""
+create table public.removed_{table} (row webhookd.{table}, removed_at timestamptz default clock_timestamp());
+create trigger zz_archive after delete on webhookd.{table} for each row execute function public.archive();
+create view public.all_{table} as
+    select * from webhookd.{table} union all select (r.row).* from public.removed_{table} r;
+"""
+    for table in REMOVABLE
+)
+
+
+def with_removed(query: str) -> str:
+    """Return the query with the rows that retention has removed."""
+    for table in REMOVABLE:
+        query = re.sub(rf"\bwebhookd\.{table}\b", f"public.all_{table}", query)
+    return query
+
 
 INVARIANTS = {
     "I1 an event that was acknowledged to a client is missing": """
@@ -93,6 +121,7 @@ INVARIANTS = {
         left join webhookd.webhook_delivery_sagas s
             on s.event_id = e.id and s.subscription_id = u.id and s.resent_from is null
         where s.id is null and not exists (select from webhookd.event_routing_queue q where q.event_id = e.id)
+            and not exists (select from public.removed_events r where (r.row).id = e.id)
     """,
     "I2 a saga was created while its subscription was disabled": """
         select s.id from public.holds h
@@ -115,17 +144,17 @@ INVARIANTS = {
     "I4 attempt_count is not the number of applied results": """
         select s.id from webhookd.webhook_delivery_sagas s
         left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id and j.result_applied_at is not null
-        group by s.id having s.attempt_count <> count(j.id)
+        group by s.id, s.attempt_count having s.attempt_count <> count(j.id)
     """,
     "I5 a saga InProgress has not exactly one open job, or another has one": """
         select s.id from webhookd.webhook_delivery_sagas s
         left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id and j.result_applied_at is null
-        group by s.id having count(j.id) <> case when s.status = 'InProgress' then 1 else 0 end
+        group by s.id, s.status having count(j.id) <> case when s.status = 'InProgress' then 1 else 0 end
     """,
     "I5 the job of a saga is not its last one": """
         select s.id from webhookd.webhook_delivery_sagas s
         left join webhookd.webhook_delivery_jobs j on j.saga_id = s.id
-        group by s.id having s.job_id is distinct from max(j.id)
+        group by s.id, s.job_id having s.job_id is distinct from max(j.id)
     """,
     "I5 an attempt has another event, subscription or number than its saga gives it": """
         select j.id from (
@@ -232,16 +261,52 @@ INVARIANTS = {
                    from webhookd.webhook_delivery_sagas group by event_id, subscription_id) s
             on s.event_id = e.id and s.subscription_id = u.id
         where p.include_all and coalesce(s.ended_at < p.started_at - interval '5 seconds', true)
+            and not exists (select from public.removed_events r where (r.row).id = e.id)
+    """,
+}
+# Of the tables themselves, without what was removed.
+RETENTION = {
+    "retention: a delivery was removed before its end": """
+        select (r.row).id from public.removed_webhook_delivery_sagas r
+        where (r.row).status not in ('Completed', 'DeadLettered')
+    """,
+    "retention: an attempt was removed before its result was applied": """
+        select (r.row).id from public.removed_webhook_delivery_jobs r where (r.row).result_applied_at is null
+    """,
+    "retention: an event was removed in part": """
+        select r.id from (
+            select (r.row).event_id as id from public.removed_webhook_delivery_sagas r
+            union all select (r.row).event_id from public.removed_webhook_delivery_jobs r
+            union all select (r.row).event_id from public.removed_dead_letters r) r
+        where exists (select from webhookd.events e where e.id = r.id)
+        union all
+        select s.id from (
+            select s.event_id as id from webhookd.webhook_delivery_sagas s
+            union all select j.event_id from webhookd.webhook_delivery_jobs j
+            union all select d.event_id from webhookd.dead_letters d
+            union all select l.event_id from webhookd.event_labels l
+            union all select q.event_id from webhookd.event_routing_queue q
+            union all select k.event_id from webhookd.retention_kept k) s
+        where not exists (select from webhookd.events e where e.id = s.id)
+    """,
+    "retention: a row was removed twice": """
+        select (r.row).id from public.removed_events r group by 1 having count(*) > 1
     """,
 }
 
 
+def all_queries() -> dict[str, str]:
+    """Return every promise with its query."""
+    return {name: with_removed(query) for name, query in INVARIANTS.items()} | RETENTION
+
+
 async def broken_invariants(superuser: "Connection") -> list[str]:
     """Return the names of the promises that at least one row breaks."""
+    queries = all_queries()
     checks = " union all ".join(
-        f"select {number} where exists ({query})" for number, query in enumerate(INVARIANTS.values())
+        f"select {number} where exists ({query})" for number, query in enumerate(queries.values())
     )
-    names = list(INVARIANTS)
+    names = list(queries)
     return [names[row[0]] for row in await superuser.fetch(checks)]
 
 
@@ -249,6 +314,6 @@ async def broken_rows(
     superuser: "Connection", only: tuple[str, ...] = (), limit: int = 5
 ) -> "dict[str, list[Record]]":
     """Return the first rows that break each promise; `only` selects promises by the start of their names."""
-    chosen = {name: query for name, query in INVARIANTS.items() if name.startswith(only or ("",))}
+    chosen = {name: query for name, query in all_queries().items() if name.startswith(only or ("",))}
     found = {name: await superuser.fetch(f"{query} limit {limit}") for name, query in chosen.items()}
     return {name: rows for name, rows in found.items() if rows}

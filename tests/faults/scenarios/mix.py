@@ -7,6 +7,8 @@ from tests.faults.plan import Action, Needs, Scenario, act, fault
 from tests.faults.scenarios.connections import WRITES
 from tests.faults.scenarios.instances import FAILPOINTS
 from tests.faults.scenarios.locks import TABLES
+from tests.faults.scenarios.retention import HOWS
+from tests.faults.scenarios.retention import SETTINGS as RETENTION
 from tests.faults.scenarios.support_actions import (
     EFFECTS,
     FAULTS,
@@ -91,6 +93,11 @@ def use_support(random: Random) -> list[Action]:
     return random.choice(STEPS)(random, random.choice([NO_FAULT, *FAULTS]))
 
 
+def interrupt_sweep(random: Random) -> list[Action]:
+    """Interrupt retention while it removes events."""
+    return [fault("interrupt_sweep", how=random.choice(HOWS))]
+
+
 def disturb_paused(random: Random) -> list[Action]:
     """Inject a short fault while a subscription is paused."""
     hold, accepted, release = hold_and_release(random, NO_FAULT, NO_FAULT, "paused", random.randint(20, 100))
@@ -105,6 +112,7 @@ KINDS: tuple[tuple[Callable[[Random], list[Action]], int], ...] = (
     (stop_server, 2),
     (use_support, 4),
     (disturb_paused, 2),
+    (interrupt_sweep, 3),
 )
 
 
@@ -119,7 +127,8 @@ def mix(random: Random, rounds: int) -> list[Action]:
     actions: list[Action] = []
     for some in random.sample(chosen, len(chosen)):
         actions += [*some, act("accepted", more=random.randint(5, 60))]
-    return [*actions, act("all_ready")]
+    # At the end there is always something to remove.
+    return [*actions, *interrupt_sweep(random), act("all_ready")]
 
 
 SCENARIOS = (
@@ -128,8 +137,16 @@ SCENARIOS = (
         "random faults of all kinds, each before the effects of the last are over",
         "all invariants",
         mix,
-        effects=("leases_expired", "connections_broken", "failed_publishes", "unready_probes", *EFFECTS),
+        effects=(
+            "leases_expired",
+            "connections_broken",
+            "failed_publishes",
+            "unready_probes",
+            "sweeps_interrupted",
+            "events_removed",
+            *EFFECTS,
+        ),
         rounds=70,
-        needs=Needs(failpoints=True, settings=SETTINGS),
+        needs=Needs(failpoints=True, settings=SETTINGS | RETENTION),
     ),
 )
