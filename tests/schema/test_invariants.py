@@ -106,17 +106,17 @@ PLANTED = {
         update public.replays set started_at = now() + interval '6 s'
     """,
     "retention: a delivery": """
-        insert into public.removed_webhook_delivery_sagas (row)
-        select s from webhookd.webhook_delivery_sagas s where s.id = {in_progress}
+        insert into public.removed_webhook_delivery_sagas
+        select s.* from webhookd.webhook_delivery_sagas s where s.id = {in_progress}
     """,
     "retention: an attempt": """
-        insert into public.removed_webhook_delivery_jobs (row)
-        select j from webhookd.webhook_delivery_jobs j where j.saga_id = {in_progress}
+        insert into public.removed_webhook_delivery_jobs
+        select j.* from webhookd.webhook_delivery_jobs j where j.saga_id = {in_progress}
     """,
     "retention: an event": "delete from webhookd.events where id = {event}",
     "retention: a row": """
-        insert into public.removed_events (row) select e from webhookd.events e where e.id = {event};
-        insert into public.removed_events (row) select e from webhookd.events e where e.id = {event}
+        insert into public.removed_events select e.* from webhookd.events e where e.id = {event};
+        insert into public.removed_events select e.* from webhookd.events e where e.id = {event}
     """,
 }
 
