@@ -159,6 +159,9 @@ create or replace trigger workflow_status before update on webhookd.job_workflow
 create or replace trigger workflow_kept before delete or truncate on webhookd.job_workflow
     for each statement execute function webhookd.refuse_change();
 
+create or replace trigger erasures_kept before delete or truncate on webhookd.erasures
+    for each statement execute function webhookd.refuse_change();
+
 create or replace trigger settings_kept before delete or truncate on webhookd.settings
     for each statement execute function webhookd.refuse_change();
 

@@ -114,10 +114,10 @@ create or replace function webhookd.refuse_event_in_use() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     if exists (select from old_events o
-               where exists (select from webhook_delivery_sagas s where s.event_id = o.id and s.resent_from is null)
-                   or exists (select from webhook_delivery_sagas s where s.event_id = o.id and s.resent_from is not null)
-                   or exists (select from event_routing_queue q where q.event_id = o.id)
-                   or exists (select from job_event_queue q where q.event_id = o.id))
+               where exists (select from webhook_delivery_sagas s where s.event_id = o.id and s.resent_from is null offset 0)
+                   or exists (select from webhook_delivery_sagas s where s.event_id = o.id and s.resent_from is not null offset 0)
+                   or exists (select from event_routing_queue q where q.event_id = o.id offset 0)
+                   or exists (select from job_event_queue q where q.event_id = o.id offset 0))
     then
         raise exception using errcode = 'WH411', message = 'an event that has deliveries, or waits for routing, cannot be deleted';
     end if;
@@ -301,7 +301,7 @@ $$;
 create or replace function webhookd.refuse_live_saga() returns trigger
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    if exists (select from old_sagas o where exists (select from webhook_delivery_jobs j where j.saga_id = o.id)) then
+    if exists (select from old_sagas o where exists (select from webhook_delivery_jobs j where j.saga_id = o.id offset 0)) then
         raise exception using errcode = 'WH411', message = 'a saga that has jobs cannot be deleted';
     elsif exists (select from old_sagas o
                   where (o.status in ('Pending', 'InProgress', 'PendingRetry')) is true

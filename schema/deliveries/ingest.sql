@@ -16,6 +16,7 @@ declare
     complaint text;
     new_ids bigint[];
     inserted integer;
+    missing_ids bigint[];
     conflicting_key text;
     conflicting_id bigint;
 begin
@@ -52,6 +53,7 @@ begin
         select g.id, g.event_type, g.payload, g.correlation_id, coalesce(g.tenant, ''), nullif(g.labels, '{}')
         from unnest(new_ids, event_types, payloads, correlation_ids, tenants, labels)
             as g (id, event_type, payload, correlation_id, tenant, labels);
+        get diagnostics inserted = row_count;
     else
         -- In the order of the keys, so that two batches that share keys cannot deadlock.
         insert into events (id, event_type, payload, idempotency_key, correlation_id, tenant, labels) overriding system value
@@ -60,8 +62,24 @@ begin
             as g (id, event_type, payload, idempotency_key, correlation_id, tenant, labels)
         order by g.idempotency_key collate "C" nulls first, coalesce(g.tenant, '') collate "C", g.id
         on conflict (idempotency_key, tenant) where idempotency_key is not null do nothing;
+        get diagnostics inserted = row_count;
+        -- Retention may remove the event that an insert met, while the insert waits for another key: publish those again.
+        while inserted < size loop
+            missing_ids := array(
+                select g.id from unnest(new_ids, idempotency_keys, tenants) as g (id, idempotency_key, tenant)
+                where g.idempotency_key is not null
+                    and not exists (select from events k
+                                    where k.tenant = coalesce(g.tenant, '') and k.idempotency_key = g.idempotency_key offset 0));
+            exit when missing_ids = '{}';
+            insert into events (id, event_type, payload, idempotency_key, correlation_id, tenant, labels) overriding system value
+            select g.id, g.event_type, g.payload, g.idempotency_key, g.correlation_id, coalesce(g.tenant, ''), nullif(g.labels, '{}')
+            from unnest(new_ids, event_types, payloads, idempotency_keys, correlation_ids, tenants, labels)
+                as g (id, event_type, payload, idempotency_key, correlation_id, tenant, labels)
+            where g.id = any(missing_ids)
+            order by g.idempotency_key collate "C", coalesce(g.tenant, '') collate "C", g.id
+            on conflict (idempotency_key, tenant) where idempotency_key is not null do nothing;
+        end loop;
     end if;
-    get diagnostics inserted = row_count;
     if inserted = size then
         return query select n.id, now(), false from unnest(new_ids) with ordinality as n (id, place) order by n.place;
         return;

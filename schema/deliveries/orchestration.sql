@@ -75,7 +75,7 @@ language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     insert into subscription_rates as b (subscription_id, tokens, refilled_at)
     select u.id, greatest(1, u.max_per_second), clock_timestamp()
-    from subscriptions u where u.id = any(subscription_ids) and u.max_per_second is not null
+    from subscriptions u where u.id = any(subscription_ids) and u.max_per_second is not null and u.deleted_at is null
     on conflict (subscription_id) do nothing;
     update subscription_rates b
     set tokens = least(greatest(1, u.max_per_second) - (select count(*) from webhook_delivery_sagas s
@@ -84,7 +84,7 @@ begin
                        b.tokens + u.max_per_second * extract(epoch from greatest(clock_timestamp() - b.refilled_at, '0'))),
         refilled_at = clock_timestamp()
     from subscriptions u
-    where u.id = b.subscription_id and u.id = any(subscription_ids) and u.max_per_second is not null;
+    where u.id = b.subscription_id and u.id = any(subscription_ids) and u.max_per_second is not null and u.deleted_at is null;
     return array(
         select case when b.subscription_id is null then g.quota else least(g.quota, greatest(0, floor(b.tokens))::integer) end
         from unnest(subscription_ids, quotas) with ordinality as g (id, quota, place)
@@ -213,7 +213,7 @@ begin
                                       else array(select t from dead_letter_sagas(outcome.exhausted) t) end;
                 next_saga_mark := coalesce(outcome.latest, outcome.saga_mark);
                 next_job_mark := outcome.oldest_job_id;
-                if is_limited then
+                if is_limited and outcome.started > 0 then
                     update subscription_rates b set tokens = b.tokens - outcome.started
                     where b.subscription_id = outcome.subscription_id;
                 end if;

@@ -19,9 +19,9 @@ language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     return array(
         select e.id from unnest(event_ids) as e (id)
-        where not exists (select from event_routing_queue q where q.event_id = e.id)
-            and not exists (select from job_event_queue q where q.event_id = e.id)
-            and not exists (select from job_queue q where q.causation_event_id = e.id)
+        where not exists (select from event_routing_queue q where q.event_id = e.id offset 0)
+            and not exists (select from job_event_queue q where q.event_id = e.id offset 0)
+            and not exists (select from job_queue q where q.causation_event_id = e.id offset 0)
             and not exists (
                 select from (
                     select s.subscription_id, s.status, s.job_id from webhook_delivery_sagas s
@@ -40,6 +40,7 @@ $$;
 create or replace function webhookd.lock_finished_events(event_ids bigint[]) returns bigint[]
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
+    max_deliveries constant integer := 10000;
     locked_ids bigint[];
     open_saga_ids bigint[];
     locked_saga_ids bigint[];
@@ -64,7 +65,18 @@ begin
                 where s.id = any(open_saga_ids) and s.event_id = l.id
                     and (s.id <> all(locked_saga_ids) or s.job_id is not null and s.job_id <> all(locked_job_ids))));
     end if;
-    return finished_events(locked_ids);
+    locked_ids := finished_events(locked_ids);
+    -- Not more deliveries than these in a transaction, but always the first event: the rest comes later.
+    if (select count(*) from webhook_delivery_sagas s where s.event_id = any(locked_ids) and s.resent_from is null) > max_deliveries then
+        locked_ids := array(
+            select c.event_id
+            from (select g.event_id, g.deliveries, sum(g.deliveries) over (order by g.event_id) as running
+                  from (select l.id as event_id, (select count(*) from webhook_delivery_sagas s
+                                                  where s.event_id = l.id and s.resent_from is null) as deliveries
+                        from unnest(locked_ids) as l (id)) g) c
+            where c.running <= max_deliveries or c.running = c.deliveries);
+    end if;
+    return locked_ids;
 end
 $$;
 
@@ -107,9 +119,13 @@ begin
         select s.id from webhook_delivery_sagas s where s.event_id = any(event_ids) and s.resent_from is null
         union all
         select s.id from webhook_delivery_sagas s where s.event_id = any(event_ids) and s.resent_from is not null)) r;
-    delete from event_labels l using events e, lateral jsonb_each_text(e.labels) as n (name, value)
-    where e.id = any(event_ids) and e.labels is not null
-        and l.name = n.name and l.value = n.value and l.created_at = e.created_at and l.event_id = e.id;
+    delete from event_labels l
+    using (select e.id, e.created_at, n.name, n.value
+           from unnest(event_ids) as g (id)
+           cross join lateral (select k.id, k.created_at, k.labels from events k where k.id = g.id offset 0) e
+           cross join lateral jsonb_each_text(e.labels) as n (name, value)
+           where e.labels is not null offset 0) n
+    where l.name = n.name and l.value = n.value and l.created_at = n.created_at and l.event_id = n.id;
     delete from retention_kept k where k.kind = any('{events,payloads}') and k.event_id = any(event_ids);
     delete from events e where e.id = any(event_ids);
     get diagnostics events = row_count;
@@ -146,20 +162,21 @@ language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_variable
 declare
     before constant timestamptz := now() - make_interval(secs => period_days * 86400);
-    -- Not sooner than a tenth of the period, and not later than an hour.
+    -- After a tenth of the period, but not later than in an hour.
     later constant timestamptz := now() + least(interval '1 hour', make_interval(secs => period_days * 8640));
-    read_ids bigint[];
     finished_ids bigint[];
 begin
-    if kept then
+    if kept and after_id is null then
+        examined_ids := array(
+            select k.event_id from retention_kept k
+            where k.kind = kind and k.look_again_at <= now() order by k.look_again_at, k.event_id limit batch_size);
+    elsif kept then
         examined_ids := array(
             select k.event_id from retention_kept k
             where k.kind = kind and k.event_id > after_id and k.look_again_at <= now() order by k.event_id limit batch_size);
-        read_ids := examined_ids;
     else
-        select coalesce(array_agg(e.id), '{}'),
-               coalesce(array_agg(e.id) filter (where e.created_at < before and e.id < coalesce(e.first_young, e.id + 1)), '{}')
-        into read_ids, examined_ids
+        select coalesce(array_agg(e.id) filter (where e.created_at < before and e.id < coalesce(e.first_young, e.id + 1)), '{}')
+        into examined_ids
         from (select e.id, e.created_at, min(e.id) filter (where e.created_at >= before) over () as first_young
               from (select e.id, e.created_at from events e where e.id > after_id order by e.id limit batch_size) e) e;
     end if;
@@ -170,15 +187,19 @@ begin
            coalesce(array_agg(x.look_again_at) filter (where not x.is_expired), '{}')
     into expired_ids, kept_ids, look_again_at
     from (
-        select i.id, f.id is not null and (d.failed_at is null or d.kept_until <= now()) as is_expired,
-               case when f.id is null then later else least(d.kept_until, now() + interval '1 day') end as look_again_at
-        from unnest(examined_ids) as i (id)
-        left join unnest(finished_ids) as f (id) on f.id = i.id
+        select f.id, e.created_at < before and (d.failed_at is null or d.kept_until <= now()) as is_expired,
+               -- Young only if the period was made longer since it was kept.
+               case when e.created_at < before then least(d.kept_until, now() + interval '1 day')
+                    else e.created_at + (now() - before) end as look_again_at
+        from unnest(finished_ids) as f (id)
+        cross join lateral (select k.created_at from events k where k.id = f.id offset 0) e
         left join lateral (
             select max(l.failed_at) as failed_at,
                    case when dead_letters_days = 0 then 'infinity'
                         else max(l.failed_at) + make_interval(secs => dead_letters_days * 86400) end as kept_until
-            from dead_letters l where l.event_id = i.id) d on true) x;
+            from (select k.failed_at from dead_letters k where k.event_id = f.id offset 0) l) d on true
+        union all
+        select u.id, false, later from (select unnest(examined_ids) except select unnest(finished_ids)) as u (id)) x;
 end
 $$;
 
@@ -191,7 +212,7 @@ returns table (refused boolean, examined integer, events integer, deliveries int
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_variable
 declare
-    is_kept boolean := true;
+    is_kept boolean;
     progress retention_progress;
     batch record;
     removed record;
@@ -205,11 +226,14 @@ begin
         return;
     end if;
     select * into progress from retention_progress p where p.kind = kind for no key update;
-    select * into batch from examine_events(kind, batch_size, period_days, dead_letters_days, true, 0);
-    if batch.examined_ids = '{}' then
-        is_kept := false;
-        select * into batch from examine_events(kind, batch_size, period_days, dead_letters_days, false, progress.after_event_id);
-    end if;
+    -- Kept events and new ones in turn, so that neither waits for the end of the other.
+    is_kept := progress.kept_is_next;
+    for tries in 1..2 loop
+        select * into batch from examine_events(kind, batch_size, period_days, dead_letters_days, is_kept,
+                                                case when not is_kept then progress.after_event_id end);
+        exit when batch.examined_ids <> '{}' or tries = 2;
+        is_kept := not is_kept;
+    end loop;
     removed_ids := lock_finished_events(batch.expired_ids);
     examined := cardinality(batch.examined_ids);
     if kind = 'events' then
@@ -231,17 +255,16 @@ begin
     select kind, c.id, c.look_again_at from unnest(batch.kept_ids, batch.look_again_at) as c (id, look_again_at)
     union all
     select kind, b.id, now() + least(interval '1 minute', make_interval(secs => period_days * 8640))
-    from unnest(batch.expired_ids) as b (id) where b.id <> all(removed_ids)
+    from (select unnest(batch.expired_ids) except select unnest(removed_ids)) as b (id)
     on conflict on constraint retention_kept_pkey do update set look_again_at = excluded.look_again_at;
 
-    more := batch.more or is_kept;
-    if not is_kept then
-        update retention_progress p
-        set after_event_id = batch.last_id,
-            swept_before = case when batch.more then p.swept_before else now() - make_interval(secs => period_days * 86400) end,
-            pass_finished_at = case when batch.more then p.pass_finished_at else now() end
-        where p.kind = kind;
-    end if;
+    more := batch.examined_ids <> '{}';
+    update retention_progress p
+    set kept_is_next = not is_kept,
+        after_event_id = case when is_kept then p.after_event_id else batch.last_id end,
+        swept_before = case when is_kept or batch.more then p.swept_before else now() - make_interval(secs => period_days * 86400) end,
+        pass_finished_at = case when is_kept or batch.more then p.pass_finished_at else now() end
+    where p.kind = kind;
     return next;
 end
 $$;
@@ -349,7 +372,11 @@ begin
     select e.id into erasure_id from erasures e where e.tenant = tenant and e.finished_at is null and e.subscription_id is null;
     if not found then
         insert into erasures (tenant, requested_by) values (tenant, requested_by) returning id into erasure_id;
-        perform delete_subscription(u.id) from subscriptions u where u.tenant = tenant and u.deleted_at is null;
+        -- Locked first, in a statement of its own: a concurrent delete is over then.
+        perform from subscriptions u where u.tenant <> '' and u.tenant = tenant and u.deleted_at is null
+        order by u.id for no key update;
+        perform delete_subscription(u.id) from subscriptions u
+        where u.tenant <> '' and u.tenant = tenant and u.deleted_at is null;
     end if;
     return erasure_id;
 end
@@ -368,7 +395,7 @@ begin
     perform require(subscription_id is not null, 'subscription_id must not be null');
     perform require(length(requested_by) between 1 and 200, 'requested_by must be 1 to 200 characters');
     select * into found_row from subscriptions u
-    where u.id = subscription_id and (only_tenant is null or u.tenant = only_tenant) for update;
+    where u.id = subscription_id and (only_tenant is null or u.tenant = only_tenant) for no key update;
     if not found then
         raise exception using errcode = 'WH404', message = format('subscription %s does not exist', subscription_id);
     end if;
@@ -385,9 +412,11 @@ end
 $$;
 grant execute on function webhookd.erase_subscription(bigint, text, text) to webhookd_app;
 
--- Continues the oldest erasure with one batch. Call it again while `more`. Without `more`, there is none, or all that is left of it is
--- in use: a request in flight, or a job of the job queue that is not finished. Needs the turn of `holder`: otherwise `refused`.
-create or replace function webhookd.erase(holder text, batch_size integer)
+-- Continues an erasure with one batch: the one that was not tried for longest, up to the end of a walk over its rows. Call it again
+-- while `more`, with the same `since`, the time of the first call: then each erasure is tried once. An erasure that is not finished then
+-- waits: for a request in flight, a job of the job queue, or a transaction from before its request. Needs the turn of `holder`:
+-- otherwise `refused`.
+create or replace function webhookd.erase(holder text, batch_size integer, since timestamptz)
 returns table (refused boolean, erasure_id bigint, finished boolean, removed integer, more boolean)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_variable
@@ -396,19 +425,27 @@ declare
     counts record;
 begin
     perform require(batch_size between 1 and 100000, 'batch_size must be 1 to 100000');
+    perform require(since is not null, 'since must not be null');
     refused := not take_retention_turn(holder, 60);
     finished := false;
     removed := 0;
     more := false;
     if not refused then
-        -- One that had to leave out rows goes behind the others.
-        select * into erasure from erasures e where e.finished_at is null order by e.left_out and e.after_id = 0, e.id limit 1 for update;
+        select * into erasure from erasures e where e.finished_at is null and e.tried_at < since
+        order by e.tried_at, e.id limit 1 for update;
     end if;
     if erasure.id is null then
         return next;
         return;
     end if;
     erasure_id := erasure.id;
+    if erasure.after_id = 0 then
+        -- A transaction from before the request may still publish, or route to a subscription of it. It has an id by then; one that
+        -- gets its id later publishes after the request.
+        erasure.is_settled := pg_snapshot_xmin(pg_current_snapshot()) > erasure.requested_xid;
+        erasure.last_event_id := coalesce((select max(e.id) from events e), 0);
+        erasure.left_out := false;
+    end if;
     if erasure.subscription_id is not null then
         select * into counts from erase_subscription_batch(erasure, batch_size);
     else
@@ -420,31 +457,32 @@ begin
         dead_letters = e.dead_letters + counts.dead_letters, jobs = e.jobs + counts.jobs,
         after_created_at = case when counts.is_end then '-infinity' else counts.last_created_at end,
         after_id = case when counts.is_end then 0 else counts.last_id end,
-        left_out = case when erasure.after_id = 0 then counts.left_out else e.left_out or counts.left_out end
+        left_out = erasure.left_out or counts.left_out, is_settled = erasure.is_settled, last_event_id = erasure.last_event_id,
+        tried_at = case when counts.is_end then clock_timestamp() else e.tried_at end
     where e.id = erasure.id
     returning e.* into erasure;
-    more := not counts.is_end;
-    if counts.is_end and not erasure.left_out then
-        -- Another walk finds what was committed meanwhile; the first one that finds nothing ends the erasure.
-        more := removed > 0;
-        finished := not more and can_finish(erasure);
-        if finished then
-            perform finish_erasure(erasure);
-        end if;
+    finished := counts.is_end and not erasure.left_out and erasure.is_settled and can_finish(erasure);
+    if finished then
+        perform finish_erasure(erasure);
     end if;
+    more := exists (select from erasures e where e.finished_at is null and e.tried_at < since);
     return next;
 end
 $$;
-grant execute on function webhookd.erase(text, integer) to webhookd_app;
+grant execute on function webhookd.erase(text, integer, timestamptz) to webhookd_app;
 
--- The events of the job queue about jobs that were created from the given events, as far as they have a correlation id of them.
+-- The events of the job queue about jobs of the given events, as far as they have the event's correlation id and the jobs are gone
+-- (remove_jobs_of_events finds those of existing jobs by the ledger). A removed payload does not say which event it was about.
 create or replace function webhookd.lifecycle_events(event_ids bigint[]) returns bigint[]
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
     return array(
-        select l.id from events e join events l on l.correlation_id = e.correlation_id
-        where e.id = any(event_ids) and e.correlation_id is not null and l.correlation_id is not null
-            and starts_with(l.event_type, 'dot.job.') and l.payload ->> 'causation_event_id' = e.id::text);
+        select l.id from unnest(event_ids) as g (id)
+        cross join lateral (select k.correlation_id from events k where k.id = g.id and k.correlation_id is not null offset 0) e
+        cross join lateral (select k.id, k.event_type, k.payload, k.payload_removed_at from events k
+                            where k.correlation_id = e.correlation_id offset 0) l
+        where starts_with(l.event_type, 'dot.job.')
+            and (l.payload_removed_at is not null or l.payload ->> 'causation_event_id' = g.id::text));
 end
 $$;
 
@@ -459,14 +497,16 @@ declare
     event_ids bigint[];
     free_ids bigint[];
 begin
-    select coalesce(array_agg(e.id), '{}'), (array_agg(e.created_at))[count(*)] into event_ids, last_created_at
+    select coalesce(array_agg(e.id) filter (where e.id <= erasure.last_event_id), '{}'), (array_agg(e.created_at))[count(*)],
+           (array_agg(e.id))[count(*)], count(*) < batch_size
+    into event_ids, last_created_at, last_id, is_end
     from (select e.id, e.created_at from (
               select e.id, e.created_at, e.tenant from events e
               where e.tenant <> '' and (e.tenant, e.created_at, e.id) > (erasure.tenant, erasure.after_created_at, erasure.after_id)
               order by e.tenant, e.created_at, e.id limit batch_size) e
           where e.tenant = erasure.tenant) e;
-    last_id := event_ids[cardinality(event_ids)];
-    is_end := cardinality(event_ids) < batch_size;
+    -- Only events of later transactions follow: the tenant goes on publishing.
+    is_end := is_end or event_ids = '{}';
     -- No subscription is left to route them to, and no job should be made of them.
     delete from event_routing_queue q
     where q.event_id = any(array(
@@ -553,8 +593,8 @@ begin
 end
 $$;
 
--- A transaction that read the subscription before it was deleted may still route an event to it. The daemon's transactions end
--- within 12 seconds (statement_timeout). An event of a tenant is locked by such a transaction, so a tenant needs no wait.
+-- A transaction that read the subscription before it was deleted may still route an event to it, and get its id only then. The
+-- daemon's transactions end within 12 seconds (statement_timeout). An event of a tenant is locked by such a transaction.
 create or replace function webhookd.can_finish(erasure webhookd.erasures) returns boolean
 language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
     select erasure.subscription_id is null

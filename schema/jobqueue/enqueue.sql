@@ -47,6 +47,7 @@ begin
     end if;
     perform require_references(p_causation_event_id, p_workflow_id, p_parent_job_id);
 
+    loop
     insert into job_queue as q (
         job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, executor, process_after,
         scheduled, deadline_at, priority, correlation_id, causation_event_id, parent_job_id, workflow_id, enqueued_by,
@@ -67,6 +68,8 @@ begin
 
     -- A separate statement: its snapshot sees the row that the insert waited for.
     select q.* into job from job_queue q where q.job_kind = p_kind and q.idempotency_key = p_idempotency_key;
+    exit when found;  -- otherwise retention has just removed it
+    end loop;
     if (job.executor, job.source_ref, job.target_ref, job.payload_ref, job.workflow_id, job.parent_job_id)
             is distinct from (p_executor, p_source_ref, p_target_ref, p_payload_ref, p_workflow_id, p_parent_job_id)
         or job.status <> 'cleaned' and job.safe_payload <> p_safe_payload

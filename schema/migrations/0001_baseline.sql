@@ -383,14 +383,19 @@ create table webhookd.retention_turn (
 ) with (fillfactor = 50);
 insert into webhookd.retention_turn default values;
 
--- How far the two sweeps over events are, in the order of ids. In the database, because any instance can continue.
+-- How far the sweeps are: two over events, in the order of ids, and one over the ledger. In the database, because any instance can
+-- continue.
 create table webhookd.retention_progress (
-    kind             text collate "C" primary key check (kind in ('events', 'payloads')),
+    kind             text collate "C" primary key check (kind in ('events', 'payloads', 'ledger')),
     after_event_id   bigint not null default 0,     -- the sweep continues with the next event
+    kept_is_next     boolean not null default false,    -- the next batch is of retention_kept
     swept_before     timestamptz,           -- every event from before this time was examined; null: no pass has ended yet
-    pass_finished_at timestamptz
+    pass_finished_at timestamptz,
+    -- Of the ledger: its rows of all jobs up to this one, in the order of finished_at, were removed.
+    after_finished_at timestamptz not null default '-infinity',
+    after_job_id     uuid not null default '00000000-0000-0000-0000-000000000000'
 ) with (fillfactor = 50);
-insert into webhookd.retention_progress (kind) values ('events'), ('payloads');
+insert into webhookd.retention_progress (kind) values ('events'), ('payloads'), ('ledger');
 
 -- The events that a sweep examined and left, because a delivery is not finished or a dead letter is kept: when to look again. So no
 -- sweep reads an event twice without need.
@@ -418,10 +423,15 @@ create table webhookd.erasures (
     dead_letters    bigint not null default 0,
     subscriptions   bigint not null default 0,
     jobs            bigint not null default 0,      -- of the job queue, created from its events
-    -- Where the walk over its rows continues, and whether it had to leave out a row.
+    -- A walk over its rows: where it continues, whether it had to leave out a row, and whether it began after all transactions
+    -- from before the request had ended.
     after_created_at timestamptz not null default '-infinity',
     after_id        bigint not null default 0,
     left_out        boolean not null default false,
+    is_settled      boolean not null default false,
+    last_event_id   bigint not null default 0,      -- the walk ends there: the tenant may go on publishing
+    requested_xid   xid8 not null default pg_current_xact_id(),
+    tried_at        timestamptz not null default '-infinity',
     constraint subject check (num_nonnulls(tenant, tenant_sha256, subscription_id) > 0),
     constraint finished_names_no_tenant check (finished_at is null or subscription_id is not null or tenant is null)
 );
@@ -429,7 +439,7 @@ create unique index uniq_erasure_tenant on webhookd.erasures (tenant)
     where finished_at is null and subscription_id is null;
 create unique index uniq_erasure_subscription on webhookd.erasures (subscription_id)
     where finished_at is null and subscription_id is not null;
-create index idx_erasure_running on webhookd.erasures (id) where finished_at is null;
+create index idx_erasure_running on webhookd.erasures (tried_at, id) where finished_at is null;
 create index idx_erasure_tenant on webhookd.erasures (tenant, id) where tenant is not null;
 
 

@@ -159,9 +159,9 @@ async def test_erasure_continues_after_a_crash(flow: Flow, database: "Database")
     erasure = await queries.request_tenant_erasure(flow.daemon, TENANT, "support")
     transaction = flow.daemon.transaction()
     await transaction.start()
-    await queries.erase(flow.daemon, HOLDER, 1)
+    await queries.erase(flow.daemon, HOLDER, 1, await queries.database_time(flow.daemon))
     await transaction.rollback()
-    await queries.erase(flow.daemon, HOLDER, 1)
+    await queries.erase(flow.daemon, HOLDER, 1, await queries.database_time(flow.daemon))
     other = await Flow.open(database)
     assert await erase(other, batch_size=1) == [erasure["id"]]
     assert (await queries.erasure(flow.daemon, erasure["id"]))["events"] == 4
@@ -266,3 +266,63 @@ async def test_deleted_subscription_can_be_erased_later(flow: Flow) -> None:
         flow.daemon, await flow.superuser.fetchval("select id from webhookd.events"), Limits(5, 10)
     )
     assert event["deliveries"] == []
+
+
+async def test_stuck_erasure_does_not_delay_others(flow: Flow) -> None:
+    """One waits for a job, another for a request that ends meanwhile: each is tried again."""
+    await flow.daemon.execute("select webhookd.fn_job_enable(true, 'me')")
+    await flow.daemon.execute("select webhookd.fn_job_register_event('a', 'report', 'DOT', 'me')")
+    await flow.daemon.execute("select webhookd.publish('a', '{}'::text, tenant => 'stuck')")
+    await flow.daemon.execute("select webhookd.fn_job_spawn_from_events()")
+    created = await subscriptions.create(flow.daemon, "b", "https://b.example/", tenant="busy")
+    await flow.verify(created.subscription_id)
+    await flow.daemon.execute("select webhookd.publish('b', '{}'::text, tenant => 'busy')")
+    await flow.route()
+    await flow.start()
+    [lease] = await flow.claim()
+    for tenant in ("stuck", "busy"):
+        await queries.request_tenant_erasure(flow.daemon, tenant, "support")
+    assert await erase(flow) == []
+    await flow.report(lease)
+    await flow.apply()
+    assert len(await erase(flow)) == 1
+    assert (
+        await flow.superuser.fetchval("select tenant from webhookd.erasures where finished_at is null")
+        == "stuck"
+    )
+
+
+async def test_tenant_that_goes_on_publishing_is_erased(flow: Flow) -> None:
+    """A walk ends at the events of its start; later ones are new data."""
+    for _ in range(3):
+        await flow.daemon.execute("select webhookd.publish('a', '{}'::text, tenant => 'acme')")
+    await queries.request_tenant_erasure(flow.daemon, "acme", "support")
+    since = await queries.database_time(flow.daemon)
+    finished, calls = None, 0
+    while finished is None and calls < 10:
+        _, finished = await queries.erase(flow.daemon, HOLDER, 1, since)
+        await flow.daemon.execute("select webhookd.publish('a', '{}'::text, tenant => 'acme')")
+        calls += 1
+    assert finished is not None
+    assert (await queries.erasure(flow.daemon, finished))["events"] == 3
+
+
+async def test_jobs_of_jobs_are_erased(flow: Flow) -> None:
+    """A job that a job of the tenant's event enqueued goes too, with all lifecycle events."""
+    await flow.daemon.execute("select webhookd.fn_job_enable(true, 'me')")
+    await flow.daemon.execute("select webhookd.fn_job_register_event('a', 'report', 'DOT', 'me')")
+    await flow.daemon.execute("select webhookd.publish('a', '{}'::text, tenant => $1)", TENANT)
+    await flow.daemon.execute("select webhookd.fn_job_spawn_from_events()")
+    parent = await flow.superuser.fetchval("select job_id from webhookd.job_queue")
+    await flow.daemon.execute(
+        """select webhookd.fn_job_enqueue('child', 'one', 'DOT', p_actor => 'me', p_parent_job_id => $1,
+           p_target_ref => $2)""",
+        parent,
+        MARKS["value"],
+    )
+    for job_id in [row[0] for row in await flow.superuser.fetch("select job_id from webhookd.job_queue")]:
+        await flow.daemon.execute("select webhookd.fn_job_cancel($1, 'gone', 'me')", job_id)
+    await flow.route()
+    await queries.request_tenant_erasure(flow.daemon, TENANT, "support")
+    assert len(await erase(flow)) == 1
+    assert await containing(flow.superuser, [TENANT, MARKS["value"], str(parent)]) == []

@@ -258,6 +258,84 @@ async def test_dry_run_counts_what_a_sweep_removes(flow: "Flow") -> None:
     assert counted == (await sweep(flow))["events"] == 4
 
 
+async def test_longer_period_keeps_what_was_kept(flow: "Flow") -> None:
+    """An event that a sweep had kept is compared with the new period when it is looked at again."""
+    await flow.saga_in(PENDING_RETRY)
+    await let_pass(flow.superuser, 3)
+    day = RetentionSettings(events_days=1, dead_letters_days=1)
+    assert await sweep(flow, day) == {}
+    await flow.attempt(200)
+    await let_pass(flow.superuser, 1)
+    assert await sweep(flow, MONTH) == {}
+    await let_pass(flow.superuser, 27)
+    assert (await sweep(flow, MONTH))["events"] == 1
+
+
+async def test_batch_has_a_bounded_number_of_deliveries(flow: "Flow") -> None:
+    """More than ten thousand deliveries are removed in several transactions, each event completely."""
+    await flow.superuser.execute("set session_replication_role = replica")
+    await flow.superuser.execute(
+        """
+        insert into webhookd.events (event_type, payload, created_at)
+        select 'a', '{}', now() - interval '40 days' from generate_series(1, 3);
+        insert into webhookd.webhook_delivery_sagas (event_id, subscription_id, status)
+        select e.id, n, 'Completed' from webhookd.events e, generate_series(1, 6000) n
+        """
+    )
+    await flow.superuser.execute("set session_replication_role = origin")
+    batch = await queries.sweep_events(flow.daemon, HOLDER, "events", 1000, MONTH)
+    assert (batch.removed["events"], batch.removed["deliveries"]) == (1, 6000)
+    for _ in range(2):
+        await let_pass(flow.superuser, 1)
+        assert await sweep(flow) == {"events": 1, "deliveries": 6000}
+
+
+# The job queue
+
+
+async def test_old_jobs_ledger_rows_and_workflows_are_removed(flow: "Flow") -> None:
+    """Each after its own period; what is not finished, and its ledger, stays, however old."""
+    await flow.daemon.execute("select webhookd.fn_job_enable(true, 'me')")
+    await flow.daemon.execute("select webhookd.fn_job_workflow_open('batch', 'cron', 'me')")
+    workflow_id = await flow.superuser.fetchval("select workflow_id from webhookd.job_workflow")
+    for number in range(30):
+        await flow.daemon.execute(
+            "select webhookd.fn_job_enqueue('report', $1, 'DOT', p_actor => 'me', p_workflow_id => $2)",
+            str(number),
+            workflow_id if number < 3 else None,
+        )
+    jobs = [
+        row["job_id"]
+        for row in await flow.superuser.fetch("select job_id from webhookd.job_queue order by enqueued_at")
+    ]
+    for job_id in [*jobs[:3], *jobs[20:]]:
+        await flow.daemon.execute("select webhookd.fn_job_cancel($1, 'old', 'me')", job_id)
+    await let_pass(flow.superuser, 40)
+    ledger = "select count(*) from webhookd.job_command_run where job_id = any($1)"
+
+    async def sweep_jobs(**days: float) -> dict[str, int]:
+        removed: dict[str, int] = {}
+        while True:
+            batch = await queries.sweep_jobs(flow.daemon, HOLDER, 5, RetentionSettings(**days))
+            for name, count in batch.removed.items():
+                removed[name] = removed.get(name, 0) + count
+            if not batch.more:
+                return removed
+
+    assert await sweep_jobs(jobs_days=50, job_ledger_days=50, job_workflows_days=50) == {
+        "jobs": 0,
+        "runs": 0,
+        "workflows": 0,
+    }
+    assert (await sweep_jobs(job_ledger_days=30))["runs"] >= 26
+    assert await flow.superuser.fetchval(ledger, jobs[20:]) == 0
+    assert await flow.superuser.fetchval(ledger, jobs[3:20]) == 17
+    assert (await sweep_jobs(job_workflows_days=30))["workflows"] == 0, "it has jobs"
+    assert (await sweep_jobs(jobs_days=30))["jobs"] == 13
+    assert (await sweep_jobs(job_workflows_days=30))["workflows"] == 1
+    assert await flow.superuser.fetchval("select count(*) from webhookd.job_queue") == 17
+
+
 # Idempotency keys and payloads
 
 

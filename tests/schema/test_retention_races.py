@@ -18,7 +18,7 @@ from tests.support.nightly import first_in_gate
 from tests.support.races import Contest
 from tests.support.sweeps import MONTH, erase, let_pass, rows, sweep
 from webhookd.core.states import SagaStatus
-from webhookd.deliveries import attempts, router, sagas, subscriptions
+from webhookd.deliveries import attempts, ingest, router, sagas, subscriptions
 from webhookd.retention import queries
 
 NOT_FOUND = "WH404"
@@ -261,10 +261,70 @@ async def erasure_of_a_leased_job(race: Race) -> None:
     assert await rows(race.first.superuser) == {}
 
 
+async def publish_again_during_a_sweep(race: Race) -> None:
+    """A publish that met an old event, and waits for another key, is not lost if the old one is removed."""
+    old_id = await race.first.publish(idempotency_key="old")
+    await race.first.route()
+    await let_pass(race.first.superuser, 31)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    await race.first.publish(idempotency_key="open")
+    both = [ingest.NewEvent("order.created", "{}", key) for key in ("old", "open")]
+    task = await race.waits(ingest.publish(race.second.daemon, both))
+    assert await sweep(Flow(race.first.superuser, race.first.superuser)) == {"events": 1}
+    await transaction.commit()
+    old, opened = await task
+    assert (old.duplicate, opened.duplicate) == (False, True)
+    assert old.id > old_id
+    query = f"select count(*) from webhookd.events where id in ({old.id}, {opened.id})"
+    assert await race.count(query) == 2
+
+
+async def erasure_during_a_publish(race: Race) -> None:
+    """It waits for an application that published before the request and has not committed yet."""
+    await acme(race.first)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    await race.first.daemon.execute("select webhookd.publish('a', '{}'::text, tenant => 'acme')")
+    await queries.request_tenant_erasure(race.second.daemon, "acme", "me")
+    assert await race.skips(erase(race.second)) == []
+    await transaction.commit()
+    assert len(await erase(race.second)) == 1
+    assert await rows(race.first.superuser) == {}
+
+
+async def erasure_during_a_delete(race: Race) -> None:
+    """A subscription of the tenant that is just being deleted does not stop the request."""
+    subscription_id = await acme(race.first)
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    await subscriptions.delete(race.first.daemon, subscription_id)
+    task = await race.waits(queries.request_tenant_erasure(race.second.daemon, "acme", "me"))
+    await transaction.commit()
+    await task
+    assert len(await erase(race.second)) == 1
+
+
+async def start_during_an_erasure(race: Race) -> None:
+    """The orchestrator does not wait for the rate of a subscription that is being removed."""
+    subscription_id = await acme(race.first)
+    await subscriptions.update(race.first.daemon, subscription_id, {"max_per_second": 5})
+    await race.first.route()
+    await race.first.start([subscription_id])
+    await queries.request_tenant_erasure(race.first.daemon, "acme", "me")
+    other = await race.first.subscribe("other.type")
+    await race.first.publish("other.type")
+    await race.first.route()
+    async with race.first.daemon.transaction():
+        assert len(await erase(race.first)) == 1
+        started = await race.skips(race.second.start([subscription_id, other]))
+        assert sum(each.started for each in started) == 1
+
+
 LOCK = "for update skip locked"
 KEY_SHARE = Weakened("lock_events", "for key share")
 LOCKED = Weakened("lock_finished_events", "order by e.id for update skip locked")
-RECHECKED = Weakened("lock_finished_events", "return finished_events(locked_ids)", "return locked_ids")
+RECHECKED = Weakened("lock_finished_events", "locked_ids := finished_events(locked_ids);")
 QUEUE = Weakened(
     "finished_events", "select from event_routing_queue q where q.event_id = e.id", "select where false"
 )
@@ -285,6 +345,14 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     erasure_during_a_claim: [Weakened("lock_finished_events", LOCK)],
     new_subscription_during_an_erasure: [Weakened("join_tenant", "perform refuse_if_erasing(new_tenant);")],
     erasure_of_a_leased_job: [],
+    publish_again_during_a_sweep: [Weakened("publish_many", "exit when missing_ids = '{}';", "exit;")],
+    erasure_during_a_publish: [Weakened("erase", "and erasure.is_settled", "")],
+    erasure_during_a_delete: [
+        Weakened("erase_tenant", "order by u.id for no key update;", "order by u.id;"),
+    ],
+    start_during_an_erasure: [
+        Weakened("limit_quotas", "and u.deleted_at is null"),
+    ],
 }
 LOSSES = [
     pytest.param(run, guard, id=f"{run.__name__}: {guard}")

@@ -64,7 +64,6 @@ create view public.all_{table} as
     + "".join(f"create index on public.removed_{table} ({column});" for column in columns)
     for table, columns in REMOVABLE.items()
 )
-ANALYZE = "".join(f"analyze webhookd.{table}; analyze public.removed_{table};" for table in REMOVABLE)
 
 
 def with_removed(query: str) -> str:

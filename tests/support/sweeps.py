@@ -61,12 +61,13 @@ async def sweep(
 async def erase(flow: "Flow", batch_size: int = 1000) -> list[int]:
     """Continue erasures until there is nothing to do now; return those that finished."""
     finished = []
+    since = await queries.database_time(flow.daemon)
     while True:
-        batch, finished_id = await queries.erase(flow.daemon, HOLDER, batch_size)
+        batch, finished_id = await queries.erase(flow.daemon, HOLDER, batch_size, since)
         assert not batch.refused
         if finished_id is not None:
             finished.append(finished_id)
-        elif not batch.more:
+        if not batch.more:
             return finished
 
 

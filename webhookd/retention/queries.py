@@ -52,6 +52,12 @@ async def take_turn(connection: Connection, holder: str, seconds: float) -> bool
     return taken
 
 
+async def database_time(connection: Connection) -> datetime:
+    """Return the database's time."""
+    now: datetime = await connection.fetchval("select clock_timestamp()")
+    return now
+
+
 async def sweep_events(
     connection: Connection, holder: str, kind: Kind, batch_size: int, settings: RetentionSettings
 ) -> Batch:
@@ -115,9 +121,11 @@ async def sweep_jobs(
     return _batch(row)
 
 
-async def erase(connection: Connection, holder: str, batch_size: int) -> tuple[Batch, int | None]:
-    """Continue the oldest erasure; the second value is its id if this call finished it."""
-    row = await fetch_one(connection, "select * from webhookd.erase($1, $2)", holder, batch_size)
+async def erase(
+    connection: Connection, holder: str, batch_size: int, since: datetime
+) -> tuple[Batch, int | None]:
+    """Continue an erasure that was not tried since then; the second value is its id if it is finished now."""
+    row = await fetch_one(connection, "select * from webhookd.erase($1, $2, $3)", holder, batch_size, since)
     batch = Batch(row["refused"], row["removed"], {"erased": row["removed"]}, row["more"])
     return batch, row["erasure_id"] if row["finished"] else None
 

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from webhookd.context import Context
 from webhookd.core.errors import DatabaseBusy, WebhookdError
@@ -20,6 +20,9 @@ from webhookd.db.pool import Pool
 from webhookd.retention import queries
 from webhookd.retention.queries import Batch
 from webhookd.wakeups import Work
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class Sweeper:
     def steps(self) -> Iterator[NamedStep]:
         """Yield the steps of a pass. Erasures come first, because a person waits for them."""
         settings, holder = self._settings(), self._holder
-        yield NamedStep("erasures", self._erase)
+        yield NamedStep("erasures", self._erase_since())
         if settings.payloads_days:
             yield NamedStep(
                 "payloads",
@@ -111,9 +114,8 @@ class Sweeper:
                 await asyncio.sleep(BUSY_SECONDS)
                 continue
             seconds = loop.time() - started
-            if (
-                batch.examined >= size.rows // 2
-            ):  # a batch of a few rows says little about the duration of many
+            # A fast batch of a few rows says little about the duration of many.
+            if batch.examined >= size.rows // 2 or seconds > TARGET_SECONDS:
                 size.took(seconds)
             for kind, count in batch.removed.items():
                 self._metrics.retention_removed.labels(kind).inc(count)
@@ -138,12 +140,19 @@ class Sweeper:
             async with self._pool.connection() as connection:
                 await queries.take_turn(connection, self._holder, 0)
 
-    async def _erase(self, connection: Connection, batch_size: int) -> Batch:
-        batch, finished_id = await queries.erase(connection, self._holder, batch_size)
-        if finished_id is not None:
-            log.info("erasure finished", extra={"erasure_id": finished_id})
-            return batch._replace(more=True)  # there may be another one
-        return batch
+    def _erase_since(self) -> Step:
+        """Return the step that tries each erasure once."""
+        since: datetime | None = None
+
+        async def erase(connection: Connection, batch_size: int) -> Batch:
+            nonlocal since
+            since = since or await queries.database_time(connection)
+            batch, finished_id = await queries.erase(connection, self._holder, batch_size, since)
+            if finished_id is not None:
+                log.info("erasure finished", extra={"erasure_id": finished_id})
+            return batch
+
+        return erase
 
 
 class Retention:
@@ -163,8 +172,10 @@ class Retention:
 
     async def run_once(self) -> int:
         """Make one pass, and give the turn back; returns the number of removed rows."""
-        removed = await self._sweeper.run_once()
-        await self._sweeper.give_back_turn()
+        try:
+            removed = await self._sweeper.run_once()
+        finally:
+            await self._sweeper.give_back_turn()
         if removed:
             log.info("retention removed rows", extra=dict(removed))
         return removed.total()
