@@ -151,8 +151,8 @@ $$;
 grant execute on function webhookd.take_retention_turn(text, double precision) to webhookd_app;
 
 
--- The events of a batch, and for each whether it can be removed (`look_again_at` is null), or when to look again. First those that are
--- due in retention_kept, then the next ones in the order of ids, up to the first that is not old enough. An event with a dead letter
+-- The events of a batch: which can be removed, and when to look at the others again. With `kept`, those of retention_kept: that are due,
+-- or, after an event, all of them. Otherwise the next ones in the order of ids, up to the first that is not old enough. An event with a dead letter
 -- is kept, with its payload, until the period of dead letters is over; 0 is forever. Internal; reads only.
 create or replace function webhookd.examine_events(
     kind text, batch_size integer, period_days double precision, dead_letters_days double precision, kept boolean, after_id bigint,
@@ -173,7 +173,7 @@ begin
     elsif kept then
         examined_ids := array(
             select k.event_id from retention_kept k
-            where k.kind = kind and k.event_id > after_id and k.look_again_at <= now() order by k.event_id limit batch_size);
+            where k.kind = kind and k.event_id > after_id order by k.event_id limit batch_size);
     else
         select coalesce(array_agg(e.id) filter (where e.created_at < before and e.id < coalesce(e.first_young, e.id + 1)), '{}')
         into examined_ids
@@ -227,10 +227,18 @@ begin
     end if;
     select * into progress from retention_progress p where p.kind = kind for no key update;
     -- Kept events and new ones in turn, so that neither waits for the end of the other.
+    if (progress.period_days, progress.dead_letters_days) is distinct from (period_days, dead_letters_days) then
+        progress.recheck_after_id := 0;
+    end if;
     is_kept := progress.kept_is_next;
     for tries in 1..2 loop
         select * into batch from examine_events(kind, batch_size, period_days, dead_letters_days, is_kept,
-                                                case when not is_kept then progress.after_event_id end);
+                                                case when is_kept then progress.recheck_after_id else progress.after_event_id end);
+        if is_kept and not batch.more then
+            progress.recheck_after_id := null;
+        elsif is_kept and progress.recheck_after_id is not null then
+            progress.recheck_after_id := batch.last_id;
+        end if;
         exit when batch.examined_ids <> '{}' or tries = 2;
         is_kept := not is_kept;
     end loop;
@@ -260,7 +268,8 @@ begin
 
     more := batch.examined_ids <> '{}';
     update retention_progress p
-    set kept_is_next = not is_kept,
+    set kept_is_next = not is_kept, recheck_after_id = progress.recheck_after_id, period_days = sweep_events.period_days,
+        dead_letters_days = sweep_events.dead_letters_days,
         after_event_id = case when is_kept then p.after_event_id else batch.last_id end,
         swept_before = case when is_kept or batch.more then p.swept_before else now() - make_interval(secs => period_days * 86400) end,
         pass_finished_at = case when is_kept or batch.more then p.pass_finished_at else now() end
@@ -269,6 +278,13 @@ begin
 end
 $$;
 grant execute on function webhookd.sweep_events(text, text, integer, double precision, double precision) to webhookd_app;
+
+-- Makes the next sweeps look at all kept events again, also at those that are not due.
+create or replace function webhookd.recheck_kept_events() returns void
+language sql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+    update retention_progress set recheck_after_id = 0
+$$;
+grant execute on function webhookd.recheck_kept_events() to webhookd_app;
 
 -- Counts what sweep_events would remove, a batch at a time: first with `kept`, then without it; each from `after_id` 0, and then from
 -- `last_id` on while `more`.

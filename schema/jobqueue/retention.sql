@@ -52,7 +52,7 @@ $$;
 
 -- Sweeps one batch of the job queue; each period in days, 0 keeps forever. Jobs that succeeded or were cancelled, with their ledger
 -- rows, after `jobs_days`; a job with jobs of its own is deleted after them, and a dead letter when an operator has resolved it.
--- Ledger rows of jobs that finished `ledger_days` ago, and decisions of that age (an opened workflow's goes with the workflow). Finished workflows without jobs after `workflows_days`. Call it
+-- Ledger rows of jobs that finished `ledger_days` ago, and decisions of that age. Finished workflows without jobs after `workflows_days`. Call it
 -- again while `more`. Needs the turn of `holder`: otherwise `refused`.
 create or replace function webhookd.sweep_jobs(
     holder text, batch_size integer, jobs_days double precision, ledger_days double precision, workflows_days double precision)
@@ -89,15 +89,19 @@ begin
         select r.jobs, r.runs into jobs, runs from remove_jobs(job_ids) r;
     end if;
     if ledger_days > 0 then
-        -- The operators' decisions, oldest first, and the rows of finished jobs, in the order of ix_job_queue_finished.
+        -- The operators' decisions, in a walk along the ledger, and the rows of finished jobs, in the order of ix_job_queue_finished.
+        select * into progress from retention_progress p where p.kind = 'ledger' for no key update;
         run_ids := array(
             select r.run_id from (
-                select r.run_id, r.run_at from job_command_run r
-                where r.job_id is null and r.command <> 'fn_job_workflow_open' order by r.job_id, r.run_id limit batch_size) r
+                select r.run_id, r.run_at from job_command_run r where r.run_id > progress.after_event_id
+                order by r.run_id limit batch_size) r
             where r.run_at < ledger_before);
-        delete from job_command_run r where r.run_id = any(run_ids);
-        runs := runs + cardinality(run_ids);
-        select * into progress from retention_progress p where p.kind = 'ledger' for no key update;
+        delete from job_command_run r where r.run_id = any(run_ids) and r.job_id is null;
+        get diagnostics removed = row_count;
+        runs := runs + removed;
+        if run_ids <> '{}' then
+            update retention_progress p set after_event_id = run_ids[cardinality(run_ids)] where p.kind = 'ledger';
+        end if;
         select coalesce(array_agg(f.job_id), '{}'), (array_agg(f.finished_at))[count(*)], (array_agg(f.job_id))[count(*)]
         into ledger_job_ids, last_finished_at, last_job_id
         from (select q.job_id, q.finished_at from (

@@ -387,8 +387,11 @@ insert into webhookd.retention_turn default values;
 -- continue.
 create table webhookd.retention_progress (
     kind             text collate "C" primary key check (kind in ('events', 'payloads', 'ledger')),
-    after_event_id   bigint not null default 0,     -- the sweep continues with the next event
+    after_event_id   bigint not null default 0,     -- the sweep continues with the next event; of the ledger, with the next row
     kept_is_next     boolean not null default false,    -- the next batch is of retention_kept
+    recheck_after_id bigint,                -- not null: look at all of retention_kept again, from this event on
+    period_days      double precision,      -- of the last batch: other periods make it look again
+    dead_letters_days double precision,
     swept_before     timestamptz,           -- every event from before this time was examined; null: no pass has ended yet
     pass_finished_at timestamptz,
     -- Of the ledger: its rows of all jobs up to this one, in the order of finished_at, were removed.

@@ -696,6 +696,7 @@ FUNCTIONS: dict[str, Function] = {
             ),
         ],
     ),
+    "recheck_kept_events": Function({}),
     "erase": Function({"holder": "'me'", "batch_size": "10", "since": "now()"}, bad=BAD_BATCHES),
     "erase_tenant": Function(
         {"tenant": "'initech'", "requested_by": "'me'"},

@@ -300,7 +300,7 @@ async def test_tenant_that_goes_on_publishing_is_erased(flow: Flow) -> None:
     since = await queries.database_time(flow.daemon)
     finished, calls = None, 0
     while finished is None and calls < 10:
-        _, finished = await queries.erase(flow.daemon, HOLDER, 1, since)
+        _, _, finished = await queries.erase(flow.daemon, HOLDER, 1, since)
         await flow.daemon.execute("select webhookd.publish('a', '{}'::text, tenant => 'acme')")
         calls += 1
     assert finished is not None

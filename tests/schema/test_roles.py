@@ -198,6 +198,7 @@ remove_subscriptions      retention_keeper      invoker
 take_retention_turn       retention_keeper      definer
 examine_events            retention_keeper      invoker
 check_sweep               retention_keeper      invoker
+recheck_kept_events       retention_keeper      definer
 sweep_events              retention_keeper      definer
 preview_sweep             retention_keeper      definer
 sweep_subscriptions       retention_keeper      definer
@@ -326,6 +327,7 @@ CALLABLE: dict[str, set[str]] = {
         "take_retention_turn",
         "sweep_events",
         "preview_sweep",
+        "recheck_kept_events",
         "sweep_subscriptions",
         "sweep_jobs",
         "erase_tenant",

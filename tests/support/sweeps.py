@@ -63,7 +63,7 @@ async def erase(flow: "Flow", batch_size: int = 1000) -> list[int]:
     finished = []
     since = await queries.database_time(flow.daemon)
     while True:
-        batch, finished_id = await queries.erase(flow.daemon, HOLDER, batch_size, since)
+        batch, _, finished_id = await queries.erase(flow.daemon, HOLDER, batch_size, since)
         assert not batch.refused
         if finished_id is not None:
             finished.append(finished_id)

@@ -14,18 +14,21 @@ import msgspec
 
 from webhookd.cli import output
 from webhookd.cli.options import example, json_option
-from webhookd.core.configuration import load_settings
-from webhookd.core.errors import DatabaseBusy
+from webhookd.core.configuration import data_dir, load_settings
+from webhookd.core.errors import ConfigurationError, DatabaseBusy
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import RetentionSettings, Settings
 from webhookd.daemon.setup import Database, opened
 from webhookd.db.paging import Page
 from webhookd.db.pool import Pool
+from webhookd.embedded.folder import is_new
 from webhookd.retention import queries
 from webhookd.retention.queries import Kind
 from webhookd.retention.sweeper import Sweeper
 
 PREVIEW_BATCH = 1000
+# Kinds of rows whose names need more words.
+KINDS = {"dead_letters": "dead letters", "runs": "ledger rows", "erased": "rows of erasures"}
 POOL_SIZE = 2
 COUNTED_UP_TO = 10_000
 ERASURES_SHOWN = 10
@@ -49,18 +52,29 @@ def command() -> None:
 
 
 @command.command("run", epilog=example("webhookd retention run --dry-run", "webhookd retention run"))
-@click.option("--dry-run", is_flag=True, help="Only count what would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only count the events and payloads that would be removed.")
 @json_option
 @click.pass_obj
 def run(config_path: Path | None, *, dry_run: bool, as_json: bool) -> None:
     """Make one pass: remove everything that is older than its period. Also continues erasures.
 
-    It is safe to interrupt it, and to run it while daemons run. It rests between small batches, so that it
-    does not slow down deliveries.
+    It uses the database directly, with the periods of the configuration file. It is safe to interrupt it, and
+    to run it while daemons run. It rests between small batches, so that it does not slow down deliveries.
     """
-    settings = load_settings(config_path, os.environ)
+    settings = _settings(config_path)
     with opened(settings) as database:
         asyncio.run(_run(settings, database, dry_run=dry_run, as_json=as_json))
+
+
+def _settings(config_path: Path | None) -> Settings:
+    """Read the settings; refuse to create an embedded database."""
+    settings = load_settings(config_path, os.environ)
+    if settings.database.embedded and is_new(data_dir(settings)):
+        raise ConfigurationError(
+            f"there is no database in {data_dir(settings)}: use the configuration file and the environment "
+            "of the daemon, for example --config or WEBHOOKD_DATABASE_DSN"
+        )
+    return settings
 
 
 async def _run(settings: Settings, database: Database, *, dry_run: bool, as_json: bool) -> None:
@@ -72,7 +86,7 @@ async def _run(settings: Settings, database: Database, *, dry_run: bool, as_json
     elif counts:
         verb = "would be removed" if dry_run else "removed"
         for kind, number in counts.items():
-            click.echo(f"{number} {kind.replace('_', ' ')} {verb}")
+            click.echo(f"{number} {KINDS.get(kind, kind)} {verb}")
     else:
         click.echo("Nothing to remove.")
 
@@ -99,6 +113,8 @@ async def _sweep(pool: Pool, settings: RetentionSettings) -> Counter[str]:
     sweeper = Sweeper(pool, holder, lambda: settings, Metrics())
     removed: Counter[str] = Counter()
     try:
+        async with pool.connection() as connection:
+            await queries.recheck_kept(connection)
         with output.progress(await _to_examine(pool, settings), "examined") as progress:
             for step in sweeper.steps():
                 async for batch in sweeper.batches(step):
@@ -126,7 +142,7 @@ async def _to_examine(pool: Pool, settings: RetentionSettings) -> int:
 @click.pass_obj
 def status(config_path: Path | None, *, as_json: bool) -> None:
     """Show the periods, how far retention is, and the last erasures."""
-    settings = load_settings(config_path, os.environ)
+    settings = _settings(config_path)
     with opened(settings) as database:
         progress, erasures = asyncio.run(_status(settings, database))
     if as_json:
@@ -177,7 +193,11 @@ def _cells(row: dict[str, Any]) -> output.Row:
         output.text(of),
         _time(row["requested_at"]),
         output.text(row["requested_by"]),
-        "finished" if row["finished_at"] else "running",
+        "finished"
+        if row["finished_at"]
+        else f"waits for {row['waits_for']}"
+        if row["waits_for"]
+        else "running",
         str(row["events"]),
         str(row["deliveries"]),
     )

@@ -150,10 +150,10 @@ async def deliveries(connection: Connection, page: Page, selection: DeliveryFilt
     The cursor is the id of a saga. Only in a list by event type, it can also be the negative id of an event.
     """
     has_type = selection.event_type is not None and selection.event_id is None
-    if has_type and selection.created_after is None:
+    if has_type and selection.created_after is None and page.after_id != 0:
         return await _by_event(connection, page, selection)
-    if page.after_id is not None and page.after_id < 0:
-        raise Refused(Refusal.INVALID_ARGUMENT, "cursor: is of another list")
+    if page.after_id is not None and page.after_id <= 0:
+        raise Refused(Refusal.INVALID_ARGUMENT, "cursor: it is of another list")
     arguments = Arguments()
     saga_page = await _saga_page(connection, page, selection, arguments)
     if selection.event_id is not None:

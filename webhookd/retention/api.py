@@ -33,6 +33,10 @@ class Erasure(TypedDict):
     ]
     subscription_id: Annotated[fields.Id | None, Meta(description="null: the whole tenant")]
     status: Annotated[str, Meta(examples=["running"], description="`running` or `finished`")]
+    waits_for: Annotated[
+        Annotated[str, Meta(examples=["a request in flight, or a job that is not finished"])] | None,
+        Meta(description="while it is running and something is in use: what"),
+    ]
     requested_by: Annotated[str, Meta(examples=["support"], description="the name of the token")]
     requested_at: fields.Time
     finished_at: fields.Time | None

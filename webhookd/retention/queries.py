@@ -13,7 +13,11 @@ Kind: TypeAlias = Literal["events", "payloads"]
 
 _ERASURE = """
     select e.id, e.tenant, e.tenant_sha256, e.subscription_id, e.requested_by, e.requested_at, e.finished_at,
-           e.events, e.deliveries, e.attempts, e.dead_letters, e.subscriptions, e.jobs
+           e.events, e.deliveries, e.attempts, e.dead_letters, e.subscriptions, e.jobs,
+           case when e.finished_at is not null or e.tried_at = '-infinity' then null
+                when e.left_out then 'a request in flight, or a job that is not finished'
+                when not e.is_settled then 'a transaction from before the request'
+           end as waits_for
     from webhookd.erasures e
 """
 
@@ -74,6 +78,11 @@ async def sweep_events(
     return _batch(row)
 
 
+async def recheck_kept(connection: Connection) -> None:
+    """Make the next sweeps look at all kept events, also at those that are not due."""
+    await connection.execute("select webhookd.recheck_kept_events()")
+
+
 async def preview(
     connection: Connection,
     kind: Kind,
@@ -123,11 +132,11 @@ async def sweep_jobs(
 
 async def erase(
     connection: Connection, holder: str, batch_size: int, since: datetime
-) -> tuple[Batch, int | None]:
-    """Continue an erasure that was not tried since then; the second value is its id if it is finished now."""
+) -> tuple[Batch, int | None, int | None]:
+    """Continue an erasure that was not tried since then. Also returns its id, and again if it is finished."""
     row = await fetch_one(connection, "select * from webhookd.erase($1, $2, $3)", holder, batch_size, since)
     batch = Batch(row["refused"], row["removed"], {"erased": row["removed"]}, row["more"])
-    return batch, row["erasure_id"] if row["finished"] else None
+    return batch, row["erasure_id"], row["erasure_id"] if row["finished"] else None
 
 
 def period_days(settings: RetentionSettings, kind: Kind) -> float:

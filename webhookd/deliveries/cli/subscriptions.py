@@ -26,6 +26,7 @@ from webhookd.cli.options import (
     time_or_age,
 )
 from webhookd.cli.output import excerpt
+from webhookd.core.errors import RequestRefused
 from webhookd.core.limits import MAX_ATTEMPTS, MAX_DELAY_SECONDS, MAX_PER_SECOND
 from webhookd.retention.cli import wait_for_erasure
 
@@ -413,15 +414,25 @@ def delete(client: Client, *, subscription_ids: tuple[int, ...], yes: bool, eras
     """
     for subscription_id in subscription_ids:
         path = f"/v1/subscriptions/{subscription_id}"
-        url = client.get(path).value["callback_url"]
         if not yes:
             verb = "Delete and erase" if erase else "Delete"
-            click.confirm(f"{verb} subscription {subscription_id} to {escaped(url)}?", abort=True)
+            to = _address(client, path, may_be_deleted=erase)
+            click.confirm(f"{verb} subscription {subscription_id}{to}?", abort=True)
         if erase:
             wait_for_erasure(client, client.delete(f"{path}?erase=true").value)
         else:
             client.delete(path)
             click.echo(f"subscription {subscription_id} is deleted")
+
+
+def _address(client: Client, path: str, *, may_be_deleted: bool) -> str:
+    """Return the address for a question. One that was deleted before is not shown, but can be erased."""
+    try:
+        return f" to {escaped(client.get(path).value['callback_url'])}"
+    except RequestRefused:
+        if not may_be_deleted:
+            raise
+        return ", which is deleted or does not exist"
 
 
 @command.command("rotate-secret", epilog=example("webhookd subscriptions rotate-secret 3"))
