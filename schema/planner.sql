@@ -60,20 +60,21 @@ alter function webhookd.requeue_dead_letters set jit = off set plan_cache_mode =
 alter function webhookd.backlog set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_incremental_sort = off;
 
--- Retention: the oldest rows in the order of an index, and everything else by keys. A table lock of another session ends the batch
--- soon: the sweep tries again with a smaller one, and nothing queues behind it.
-alter function webhookd.sweep_events set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '250ms'
+-- Retention: the oldest rows in the order of an index, and everything else by keys. Planned for each call, with the current size of
+-- the tables: a plan from when they were empty may use any index, and a batch takes longer than its planning. A table lock of another
+-- session ends the batch soon: the sweep tries again with a smaller one, and nothing queues behind it.
+alter function webhookd.sweep_events set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms'
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
-alter function webhookd.preview_sweep set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '250ms'
+alter function webhookd.preview_sweep set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms'
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
-alter function webhookd.sweep_subscriptions set jit = off set lock_timeout = '250ms';
-alter function webhookd.erase set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '250ms'
+alter function webhookd.sweep_subscriptions set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms';
+alter function webhookd.erase set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms'
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
 -- The triggers of a delete look up each deleted row by keys.
-alter function webhookd.refuse_event_in_use set jit = off set enable_seqscan = off set enable_hashjoin = off
-    set enable_mergejoin = off;
-alter function webhookd.refuse_live_saga set jit = off set enable_seqscan = off set enable_hashjoin = off
-    set enable_mergejoin = off;
+alter function webhookd.refuse_event_in_use set jit = off set plan_cache_mode = force_custom_plan set enable_seqscan = off
+    set enable_hashjoin = off set enable_mergejoin = off;
+alter function webhookd.refuse_live_saga set jit = off set plan_cache_mode = force_custom_plan set enable_seqscan = off
+    set enable_hashjoin = off set enable_mergejoin = off;
 
 -- Rows by their keys, and a window over the batch, which may be sorted.
 alter function webhookd.load_payloads set jit = off set plan_cache_mode = force_generic_plan
@@ -99,7 +100,7 @@ alter function webhookd.fn_job_lease_reaper set jit = off set plan_cache_mode = 
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
 alter function webhookd.fn_job_cleanup_sweep set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;
-alter function webhookd.sweep_jobs set jit = off set plan_cache_mode = force_generic_plan set lock_timeout = '250ms'
+alter function webhookd.sweep_jobs set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms'
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
 alter function webhookd.fn_job_queue_health set jit = off set plan_cache_mode = force_generic_plan
     set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off;

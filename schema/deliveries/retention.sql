@@ -119,13 +119,17 @@ begin
         select s.id from webhook_delivery_sagas s where s.event_id = any(event_ids) and s.resent_from is null
         union all
         select s.id from webhook_delivery_sagas s where s.event_id = any(event_ids) and s.resent_from is not null)) r;
+    -- Each label by its primary key: as a join, a plan from when the tables were empty walked through all labels. Labels never change, so
+    -- their rows stay where they are.
     delete from event_labels l
-    using (select e.id, e.created_at, n.name, n.value
-           from unnest(event_ids) as g (id)
-           cross join lateral (select k.id, k.created_at, k.labels from events k where k.id = g.id offset 0) e
-           cross join lateral jsonb_each_text(e.labels) as n (name, value)
-           where e.labels is not null offset 0) n
-    where l.name = n.name and l.value = n.value and l.created_at = n.created_at and l.event_id = n.id;
+    where l.ctid = any(array(
+        select k.ctid
+        from unnest(event_ids) as g (id)
+        cross join lateral (select e.id, e.created_at, e.labels from events e where e.id = g.id and e.labels is not null offset 0) e
+        cross join lateral jsonb_each_text(e.labels) as n (name, value)
+        cross join lateral (select k.ctid from event_labels k
+                            where k.name = n.name and k.value = n.value and k.created_at = e.created_at and k.event_id = e.id
+                            offset 0) k));
     delete from retention_kept k where k.kind = any('{events,payloads}') and k.event_id = any(event_ids);
     delete from events e where e.id = any(event_ids);
     get diagnostics events = row_count;

@@ -33,7 +33,7 @@ async def test_everything_is_good(command: Command, database: Database) -> None:
     assert (ended.code, ended.err) == (0, [])
     lines = [line for line in ended.out if line.startswith("✓ ")]
     subjects = [line.split()[1] for line in lines]
-    assert subjects == ["configuration", "retries", "database", "schema", "login"]
+    assert subjects == ["configuration", "retries", "retention", "database", "schema", "login"]
     assert "WEBHOOKD_DATABASE_DSN from the environment" in lines[0]
     assert "5 attempts over 7m 30s" in lines[1]
     assert f"PostgreSQL {database.server.major}." in lines[2]
@@ -48,7 +48,7 @@ async def test_json_output(command: Command, database: Database) -> None:
     document = json.loads(line)
     assert document["good"] is True
     assert {finding["subject"] for finding in document["findings"]} == {
-        *("configuration", "retries", "database", "schema", "login")
+        *("configuration", "retries", "retention", "database", "schema", "login")
     }
 
 

@@ -19,11 +19,16 @@ import click
 from rich.console import Console
 
 from webhookd.cli.options import example, json_option
-from webhookd.cli.output import retry_schedule
+from webhookd.cli.output import duration, retry_schedule
 from webhookd.core.configuration import data_dir, find_file, load_settings, setting_variables
 from webhookd.core.errors import WebhookdError
-from webhookd.core.limits import MAX_TENANT_CHARACTERS, MAX_TOKEN_NAME_CHARACTERS, TENANT
-from webhookd.core.settings import SERVICES, Scope, Settings, without_password
+from webhookd.core.limits import (
+    MAX_TENANT_CHARACTERS,
+    MAX_TOKEN_NAME_CHARACTERS,
+    ONE_DAY_SECONDS,
+    TENANT,
+)
+from webhookd.core.settings import SERVICES, RetentionSettings, Scope, Settings, without_password
 from webhookd.daemon.setup import Database, database_warnings, file_warnings, opened, settings_warnings
 from webhookd.db import migrations
 from webhookd.db.connection import fetch_server_facts
@@ -33,6 +38,9 @@ from webhookd.embedded.installation import wheel_installation
 PREFIX = "whd_"
 RANDOM_BYTES = 32
 SCOPES: tuple[str, ...] = typing.get_args(Scope)
+
+# A shorter period than this is probably a mistake: days were taken for something else.
+SHORT_RETENTION_SECONDS = 3600
 
 State = Literal["good", "warning", "failed"]
 MARKS = {"good": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "red")}
@@ -136,6 +144,7 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
         retry = settings.retry
         schedule = retry_schedule(retry.max_attempts, retry.base_delay_seconds, retry.max_delay_seconds)
         found.append(Finding("good", "retries", f"a delivery is given up after {schedule}"))
+        found.append(_retention(settings.retention))
         if settings.database.embedded and is_new(data_dir(settings)):
             version = wheel_installation(None).version
             text = f"embedded PostgreSQL {version}: `serve` will create it in {data_dir(settings)}"
@@ -145,6 +154,15 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
             found += asyncio.run(_check_database(settings, database))
     if any(finding.state == "failed" for finding in found):
         sys.exit(1)
+
+
+def _retention(retention: RetentionSettings) -> Finding:
+    """Say how long finished events are kept, and warn about a period that looks like a mistake."""
+    if not retention.events_days:
+        return Finding("good", "retention", "finished events are kept forever")
+    text = f"finished events are removed after {duration(retention.events_days * ONE_DAY_SECONDS)}"
+    is_short = retention.events_days * ONE_DAY_SECONDS < SHORT_RETENTION_SECONDS
+    return Finding("warning" if is_short else "good", "retention", text)
 
 
 async def _check_database(settings: Settings, database: Database) -> list[Finding]:

@@ -219,7 +219,7 @@ def event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
             ("correlation id", output.text(known.get("correlation_id"))),
             ("tenant", output.text(known.get("tenant"))),
             ("labels", output.text(labels_in_words(known.get("labels") or {}))),
-            ("payload", excerpt(payload, EXCERPT_CHARACTERS)),
+            ("payload", _removed(known) or excerpt(payload, EXCERPT_CHARACTERS)),
         ]
     )
     deliveries = known["deliveries"]
@@ -230,6 +230,12 @@ def event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
         yield output.fields(_event_delivery_fields(delivery))
     if known.get("more_deliveries"):
         yield f"\nThere are more deliveries: webhookd deliveries list --event {known['id']}"
+
+
+def _removed(event: Mapping[str, Any]) -> str:
+    """Say when retention removed the payload; empty if it did not."""
+    removed_at = event.get("payload_removed_at")
+    return f"removed by retention {output.time_field(removed_at)}" if removed_at else ""
 
 
 def _event_delivery_fields(delivery: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
