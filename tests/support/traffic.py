@@ -244,4 +244,6 @@ async def record(
         [(event_id, key, payload) for key, (event_id, payload) in publisher.accepted_events.items()],
     )
     if receipts:
-        await superuser.execute(with_removed(RECORD_RECEIPTS), *map(list, zip(*receipts, strict=True)))
+        await superuser.execute(
+            await with_removed(superuser, RECORD_RECEIPTS), *map(list, zip(*receipts, strict=True))
+        )
