@@ -7,13 +7,16 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from tests.schema.test_erasure import MARKS, TENANT, create_everything
 from tests.support.database import Database
 from tests.support.flow import Flow
 from tests.support.installations import local_installations
+from tests.support.sweeps import erase
 from tests.support.tools import run_program
 from webhookd.core.errors import Refusal
 from webhookd.db import migrations
 from webhookd.embedded.installation import Installation, wheel_installations
+from webhookd.retention import queries
 
 COUNTS = """
     select (select count(*) from webhookd.events), (select count(*) from webhookd.event_routing_queue),
@@ -54,3 +57,22 @@ async def test_restored_dump_continues(
     with pytest.raises(asyncpg.PostgresError) as refused:
         await restored.superuser.execute("delete from webhookd.events")
     assert refused.value.sqlstate == Refusal.IMMUTABLE.value
+
+
+async def test_dump_contains_nothing_of_an_erased_tenant(flow: Flow, database: Database) -> None:
+    """The text of the whole database is searched; before the erasure, it has every mark."""
+    programs = installation_that_dumps(database.server.major)
+
+    async def dumped() -> str:
+        return await asyncio.to_thread(
+            run_program, programs.program("pg_dump"), "--format=plain", database.dsn("superuser")
+        )
+
+    def found(text: str) -> set[str]:
+        return {mark for mark in MARKS.values() if mark in text or mark.encode().hex() in text}
+
+    await create_everything(flow, TENANT, MARKS)
+    assert found(await dumped()) == set(MARKS.values())
+    await queries.request_tenant_erasure(flow.daemon, TENANT, "support")
+    assert len(await erase(flow)) == 1
+    assert found(await dumped()) == set()
