@@ -48,27 +48,27 @@ begin
     perform require_references(p_causation_event_id, p_workflow_id, p_parent_job_id);
 
     loop
-    insert into job_queue as q (
-        job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, executor, process_after,
-        scheduled, deadline_at, priority, correlation_id, causation_event_id, parent_job_id, workflow_id, enqueued_by,
-        enqueued_at, source_system)
-    values (
-        p_kind, p_event_domain, p_idempotency_key, p_source_ref, p_target_ref, p_payload_ref, p_safe_payload, p_executor,
-        start_at, start_at > now(), p_deadline_at, p_priority, p_correlation_id, p_causation_event_id, p_parent_job_id,
-        p_workflow_id, p_actor,
-        clock_timestamp(),  -- not now(): jobs of one transaction keep their order
-        p_source_system)
-    on conflict (job_kind, idempotency_key) do nothing
-    returning q.* into job;
-    if found then
-        perform record_job_transition('fn_job_enqueue', p_actor, job.job_id, null, 'queued', 'enqueued');
-        return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', false,
-                                  'process_after', job.process_after);
-    end if;
+        insert into job_queue as q (
+            job_kind, event_domain, idempotency_key, source_ref, target_ref, payload_ref, safe_payload, executor, process_after,
+            scheduled, deadline_at, priority, correlation_id, causation_event_id, parent_job_id, workflow_id, enqueued_by,
+            enqueued_at, source_system)
+        values (
+            p_kind, p_event_domain, p_idempotency_key, p_source_ref, p_target_ref, p_payload_ref, p_safe_payload, p_executor,
+            start_at, start_at > now(), p_deadline_at, p_priority, p_correlation_id, p_causation_event_id, p_parent_job_id,
+            p_workflow_id, p_actor,
+            clock_timestamp(),  -- not now(): jobs of one transaction keep their order
+            p_source_system)
+        on conflict (job_kind, idempotency_key) do nothing
+        returning q.* into job;
+        if found then
+            perform record_job_transition('fn_job_enqueue', p_actor, job.job_id, null, 'queued', 'enqueued');
+            return jsonb_build_object('refused', false, 'job_id', job.job_id, 'status', job.status, 'duplicate', false,
+                                      'process_after', job.process_after);
+        end if;
 
-    -- A separate statement: its snapshot sees the row that the insert waited for.
-    select q.* into job from job_queue q where q.job_kind = p_kind and q.idempotency_key = p_idempotency_key;
-    exit when found;  -- otherwise retention has just removed it
+        -- A separate statement: its snapshot sees the row that the insert waited for.
+        select q.* into job from job_queue q where q.job_kind = p_kind and q.idempotency_key = p_idempotency_key;
+        exit when found;  -- otherwise retention has just removed it
     end loop;
     if (job.executor, job.source_ref, job.target_ref, job.payload_ref, job.workflow_id, job.parent_job_id)
             is distinct from (p_executor, p_source_ref, p_target_ref, p_payload_ref, p_workflow_id, p_parent_job_id)

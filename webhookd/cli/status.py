@@ -15,6 +15,7 @@ from webhookd.cli.client import Client, asks_daemon
 from webhookd.cli.options import escaped, example, json_option
 from webhookd.cli.output import count, duration
 from webhookd.core.errors import ServiceUnavailable
+from webhookd.core.limits import ONE_DAY_SECONDS
 from webhookd.core.settings import SERVICES
 
 NOT_READY = 1
@@ -102,6 +103,7 @@ def screen(status: dict[str, Any], client: Client) -> Iterator[RenderableType]:
             ("services", _running(status.get("services", []))),
             *_in_flight(status.get("in_flight")),
             ("dead letters", _dead_letters(status.get("dead_letters_of_a_day"))),
+            *_retention(status.get("retention")),
             *_jobs(status.get("job_queue")),
         ]
     )
@@ -165,6 +167,21 @@ def _dead_letters(of_a_day: int | None) -> output.Cell:
         return output.NONE
     text = f"{of_a_day} in the last 24 hours"
     return output.state("failing", f"{text}: webhookd dead-letters list") if of_a_day else text
+
+
+def _retention(retention: dict[str, Any] | None) -> Iterator[tuple[str, output.Cell]]:
+    """Show retention if a period is set for events, or an erasure runs."""
+    if not retention or not (retention["events_days"] or retention["erasures_running"]):
+        return
+    parts = []
+    lag_seconds = retention["lag_seconds"]
+    if lag_seconds is not None:
+        parts.append(f"events are removed after {duration(retention['events_days'] * ONE_DAY_SECONDS)}")
+    if lag_seconds:
+        parts.append(f"{duration(lag_seconds)} behind")
+    if running := retention["erasures_running"]:
+        parts.append(f"{running} {'erasure' if running == 1 else 'erasures'} running")
+    yield "retention", "; ".join(parts)
 
 
 def _jobs(queue: dict[str, Any] | None) -> Iterator[tuple[str, output.Cell]]:

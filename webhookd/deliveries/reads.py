@@ -332,7 +332,11 @@ async def _time_mark(
         return None
     time = await connection.fetchval(time_of_row, page.after_id, tenant)
     if time is None:
-        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: {what} {page.after_id} does not exist")
+        # Retention may have removed it since the previous page.
+        raise Refused(
+            Refusal.INVALID_ARGUMENT,
+            f"cursor: {what} {page.after_id} does not exist; begin again without a cursor",
+        )
     return time, page.after_id
 
 

@@ -95,3 +95,18 @@ def test_internal_services_are_hidden_unless_they_fail(lines: Any) -> None:
     shown = lines(document)
     assert "Services that failed" in shown
     assert any(line.split() == ["monitor", "failing", "4", "broken"] for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("retention", "shown"),
+    [
+        ({"events_days": 0, "lag_seconds": None, "erasures_running": 0}, None),
+        ({"events_days": 30, "lag_seconds": 0.0, "erasures_running": 0}, "events are removed after 30d"),
+        ({"events_days": 30, "lag_seconds": 172_800.0, "erasures_running": 0}, "2d behind"),
+        ({"events_days": 0, "lag_seconds": None, "erasures_running": 2}, "2 erasures running"),
+    ],
+)
+def test_retention_is_shown_if_it_is_used(lines: Any, retention: dict[str, Any], shown: str | None) -> None:
+    """The period, how far it is behind, and running erasures; nothing if everything is kept."""
+    found = [line for line in lines(status(retention=retention)) if line.startswith("retention")]
+    assert [shown in line for line in found] == ([] if shown is None else [True])
