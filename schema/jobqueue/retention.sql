@@ -64,7 +64,7 @@ declare
     run_ids bigint[] := '{}';
     workflow_ids uuid[] := '{}';
     ledger_job_ids uuid[] := '{}';
-    ledger_before constant timestamptz := now() - make_interval(secs => ledger_days * 86400);
+    ledger_before timestamptz;
     last_finished_at timestamptz;
     last_job_id uuid;
     removed integer;
@@ -89,6 +89,7 @@ begin
         select r.jobs, r.runs into jobs, runs from remove_jobs(job_ids) r;
     end if;
     if ledger_days > 0 then
+        ledger_before := now() - make_interval(secs => ledger_days * 86400);
         -- The operators' decisions, in a walk along the ledger, and the rows of finished jobs, in the order of ix_job_queue_finished.
         select * into progress from retention_progress p where p.kind = 'ledger' for no key update;
         run_ids := array(

@@ -36,8 +36,8 @@ async def test_everything_is_good(command: Command, database: Database) -> None:
     assert subjects == ["configuration", "retries", "retention", "database", "schema", "login"]
     assert "WEBHOOKD_DATABASE_DSN from the environment" in lines[0]
     assert "5 attempts over 7m 30s" in lines[1]
-    assert f"PostgreSQL {database.server.major}." in lines[2]
-    assert database.login_name("daemon") in lines[4]
+    assert f"PostgreSQL {database.server.major}." in lines[3]
+    assert database.login_name("daemon") in lines[5]
     assert password_of(dsn) not in "".join(ended.out)
 
 

@@ -197,7 +197,7 @@ async def test_time_window_is_exact(flow: Flow) -> None:
 async def test_cursor_of_another_list_is_rejected(flow: Flow) -> None:
     """An event's id is a cursor only in a list by event type, and there its row must exist."""
     await write(flow.superuser)
-    with pytest.raises(Refused, match="cursor: is of another list"):
+    with pytest.raises(Refused, match="cursor: it is of another list"):
         await delivery_lists.deliveries(flow.daemon, Page(LIMIT, -1), DeliveryFilter())
     paid = DeliveryFilter(event_type="order.paid")
     for cursor, what in ((-999, "event"), (999, "delivery")):

@@ -22,6 +22,8 @@ PERIOD_DAYS = PERIOD_SECONDS / 86_400
 SETTINGS = {"retention.events_days": PERIOD_DAYS, "retention.dead_letters_days": PERIOD_DAYS}
 HOWS = ("terminate", "kill", "crash")
 SEARCH_SECONDS = 5.0
+# The turn of an instance that was killed during a sweep is over after a minute.
+TURN_SECONDS = 75.0
 SWEEP = """
     select a.pid, split_part(t.holder, ':', 2) as process_id
     from pg_stat_activity a cross join webhookd.retention_turn t
@@ -38,9 +40,12 @@ EXPIRED = f"""
 async def interrupt_sweep(bed: Bed, *, how: str) -> int:
     """Wait for a sweep with something to remove, and interrupt it; returns 0 if none was seen."""
     await bed.until(EXPIRED)
-    for instance in bed.running:
-        instance.daemon.sighup()  # ends the pause of the service
-    found = await _running_sweep(bed)
+    deadline = time.monotonic() + TURN_SECONDS
+    found = None
+    while found is None and time.monotonic() < deadline:
+        for instance in bed.running:
+            instance.daemon.sighup()  # ends the pause of the service
+        found = await _running_sweep(bed)
     if found is None:
         return 0
     backend_id, process_id = found
