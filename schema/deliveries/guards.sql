@@ -3,7 +3,7 @@
 -- write. triggers.sql says which change calls which function.
 
 -- Retention and erasure may delete, and replace a payload by JSON null; the row triggers below check what. Only the functions of
--- retention_keeper run as that role: nobody is granted it but the migrator.
+-- retention_keeper run as that role: only the migrator is a member of it.
 create or replace function webhookd.refuse_change() returns trigger
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
