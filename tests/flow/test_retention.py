@@ -112,8 +112,8 @@ async def test_subscription_is_erased_through_the_api(
     assert (accepted.status, accepted.body["subscription_id"]) == (202, second)
     await until(
         flow.daemon,
-        "select count(*) = 1 from webhookd.webhook_delivery_sagas where subscription_id = $1",
-        first,
+        "select not exists (select from webhookd.webhook_delivery_sagas where subscription_id = $1)",
+        second,
     )
     again = await client.request("DELETE", f"/v1/subscriptions/{second}?erase=true")
     assert again.body["id"] == accepted.body["id"]
