@@ -41,11 +41,15 @@ async def interrupt_sweep(bed: Bed, *, how: str) -> int:
     """Wait for a sweep with something to remove, and interrupt it; returns 0 if none was seen."""
     await bed.until(EXPIRED)
     deadline = time.monotonic() + TURN_SECONDS
-    found = None
-    while found is None and time.monotonic() < deadline:
-        for instance in bed.running:
-            instance.daemon.sighup()  # ends the pause of the service
-        found = await _running_sweep(bed)
+    found = await _running_sweep(bed)
+    # No load while the turn of a killed instance lasts: the failing endpoint, with one request at a time,
+    # would have a backlog of minutes at the end.
+    bed.publisher.pause()
+    try:
+        while found is None and time.monotonic() < deadline:
+            found = await _running_sweep(bed)
+    finally:
+        bed.publisher.resume()
     if found is None:
         return 0
     backend_id, process_id = found
@@ -70,6 +74,8 @@ async def interrupt_sweep(bed: Bed, *, how: str) -> int:
 
 async def _running_sweep(bed: Bed) -> tuple[int, str] | None:
     """Return the server process of a running sweep, and the process id of its instance."""
+    for instance in bed.running:
+        instance.daemon.sighup()  # ends the pause of the service
     deadline = time.monotonic() + SEARCH_SECONDS
     async with bed.superuser() as superuser:
         while time.monotonic() < deadline:
