@@ -103,8 +103,9 @@ class Sweeper:
             )
 
     async def batches(self, step: NamedStep) -> AsyncIterator[Batch]:
-        """Run a step batch by batch, with a rest after each, until there is no more."""
+        """Run a step batch by batch, with a rest after each, until its end or a reload with other periods."""
         loop = asyncio.get_running_loop()
+        settings = self._settings()
         size = self._sizes.setdefault(step.name, BatchSize())
         while True:
             started = loop.time()
@@ -123,7 +124,7 @@ class Sweeper:
             for kind, count in batch.removed.items():
                 self._metrics.retention_removed.labels(kind).inc(count)
             yield batch
-            if batch.refused or not batch.more:
+            if batch.refused or not batch.more or self._settings() != settings:
                 return
             await asyncio.sleep(REST_FACTOR * seconds)
 

@@ -1,0 +1,43 @@
+"""The loop of retention: the size of its batches, and a reload in the middle of a pass."""
+
+from tests.flow.test_lifecycle import publish_many
+from tests.support.database import Database
+from tests.support.flow import Flow
+from tests.support.sweeps import let_pass
+from webhookd.core.metrics import Metrics
+from webhookd.core.settings import RetentionSettings
+from webhookd.db.pool import Pool
+from webhookd.retention.sweeper import FIRST_BATCH, LARGEST_BATCH, SMALLEST_BATCH, BatchSize, Sweeper
+
+
+def test_batch_size_follows_the_duration() -> None:
+    """It doubles or halves at most, within its bounds, and shrinks after a lock timeout."""
+    size = BatchSize()
+    size.took(0.001)
+    assert size.rows == 2 * FIRST_BATCH
+    size.took(10)
+    size.was_blocked()
+    assert size.rows == FIRST_BATCH // 2
+    for _ in range(20):
+        size.was_blocked()
+    assert size.rows == SMALLEST_BATCH
+    for _ in range(20):
+        size.took(0)
+    assert size.rows == LARGEST_BATCH
+
+
+async def test_reload_ends_a_running_sweep(flow: Flow, database: Database) -> None:
+    """Periods that are removed take effect after the batch that runs, not after the pass."""
+    await publish_many(flow, 3 * FIRST_BATCH, ["orders"])
+    await flow.route()
+    await let_pass(flow.superuser, 31)
+    settings = [RetentionSettings(events_days=30)]
+    async with Pool(database.dsn("daemon"), 2) as pool:
+        sweeper = Sweeper(pool, "test", lambda: settings[0], Metrics())
+        [step] = [step for step in sweeper.steps() if step.name == "events"]
+        removed = 0
+        async for batch in sweeper.batches(step):
+            removed += batch.removed["events"]
+            settings[0] = RetentionSettings()
+    assert removed == FIRST_BATCH
+    assert await flow.superuser.fetchval("select count(*) from webhookd.events") == 2 * FIRST_BATCH
