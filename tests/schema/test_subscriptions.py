@@ -237,7 +237,7 @@ async def test_old_address_ends_a_move(flow: Flow) -> None:
 
 
 async def test_address_that_sql_changed_is_not_verified(flow: Flow) -> None:
-    """A trigger sets `verified` to false, whoever changes the row."""
+    """A trigger sets `verified` to false for every role that changes the row."""
     subscription_id = await flow.subscribe()
     await flow.superuser.execute("update webhookd.subscriptions set callback_url = $1", OTHER_ADDRESS)
     assert await addresses(flow, subscription_id) == (OTHER_ADDRESS, None, False)

@@ -59,7 +59,7 @@ def run(config_path: Path | None, *, dry_run: bool, as_json: bool) -> None:
     """Make one pass: remove everything that is older than its period. Also continues erasures.
 
     It uses the database directly, with the periods of the configuration file. It is safe to interrupt it, and
-    to run it while daemons run. It rests between small batches, so that it does not slow down deliveries.
+    to run it while daemons run. It rests between small batches, so that it hardly slows down deliveries.
     """
     settings = _settings(config_path)
     with opened(settings) as database:
