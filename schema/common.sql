@@ -14,7 +14,7 @@ end
 $$;
 grant execute on function webhookd.require(boolean, text) to
     webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner, dead_letter_operator,
-    subscription_admin, webhookd_jobqueue, retention_keeper;
+    subscription_admin, webhookd_jobqueue, retention_keeper, console_keeper;
 
 -- Called before an answer that reports an earlier commit ("duplicate"). It writes a few bytes of WAL, so that this commit also
 -- waits for the synchronous standby. The wait of the earlier commit may have been cancelled, and a transaction that writes

@@ -3,22 +3,22 @@
 
 revoke all on all tables in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, webhookd_reader, workflow_admin, dot_executor,
-    webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, console_keeper, webhookd_reader, workflow_admin,
+    dot_executor, webhookd_app;
 revoke all on all sequences in schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, webhookd_reader, workflow_admin, dot_executor,
-    webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, console_keeper, webhookd_reader, workflow_admin,
+    dot_executor, webhookd_app;
 revoke all on schema webhookd from
     public, event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, webhookd_reader, workflow_admin, dot_executor,
-    webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, console_keeper, webhookd_reader, workflow_admin,
+    dot_executor, webhookd_app;
 revoke execute on all functions in schema webhookd from public;
 
 grant usage on schema webhookd to
     event_ingest_writer, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,
-    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, webhookd_reader, workflow_admin, dot_executor,
-    webhookd_app;
+    dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, console_keeper, webhookd_reader, workflow_admin,
+    dot_executor, webhookd_app;
 
 -- publish() has the privileges of event_ingest_writer, but belongs to webhookd_ingest, which only the migrator is a member of.
 grant select, insert on webhookd.events to event_ingest_writer, webhookd_ingest;
@@ -30,7 +30,7 @@ grant select, update, delete on webhookd.event_routing_queue to router_worker;
 grant select, insert on webhookd.webhook_delivery_sagas to router_worker;
 
 grant select on webhookd.events, webhookd.subscriptions to saga_orchestrator;
-grant select, insert, update on webhookd.endpoint_health, webhookd.subscription_rates to saga_orchestrator;
+grant select, insert, update on webhookd.endpoint_health, webhookd.subscription_rates, webhookd.delivery_stats to saga_orchestrator;
 grant select, update on webhookd.orchestration_turn to saga_orchestrator;
 grant select, update on webhookd.webhook_delivery_sagas to saga_orchestrator;
 grant select, insert, update on webhookd.webhook_delivery_jobs to saga_orchestrator;
@@ -63,13 +63,22 @@ grant update on webhookd.event_routing_queue, webhookd.job_event_queue to retent
 grant update (status) on webhookd.job_queue, webhookd.job_workflow to retention_keeper;
 grant select, update on webhookd.retention_turn, webhookd.retention_progress to retention_keeper;
 grant select, insert, update, delete on webhookd.retention_kept to retention_keeper;
+grant select, delete on webhookd.delivery_stats to retention_keeper;
+grant select, insert, update, delete on webhookd.delivery_stats_hours to retention_keeper;
 grant select, insert, update on webhookd.erasures to retention_keeper;
 grant select on webhookd.erasures to subscription_admin;
+grant select, delete on webhookd.console_links to retention_keeper;
+
+-- The console. A row lock needs UPDATE on one column.
+grant select on webhookd.console_key, webhookd.tenants, webhookd.erasures to console_keeper;
+grant select, insert, delete on webhookd.console_links to console_keeper;
+grant update (expires_at) on webhookd.console_links to console_keeper;
+grant update (updated_at) on webhookd.tenants to console_keeper;
 
 grant select on webhookd.retention_turn, webhookd.retention_progress, webhookd.retention_kept, webhookd.erasures to webhookd_reader;
 grant select on webhookd.events, webhookd.event_labels, webhookd.tenants, webhookd.subscriptions, webhookd.subscription_types, webhookd.subscription_changes,
     webhookd.endpoint_health, webhookd.event_routing_queue, webhookd.webhook_delivery_sagas, webhookd.webhook_delivery_jobs, webhookd.dead_letters,
-    webhookd.schema_migrations, webhookd.schema_code to webhookd_reader;
+    webhookd.delivery_stats, webhookd.delivery_stats_hours, webhookd.schema_migrations, webhookd.schema_code to webhookd_reader;
 
 -- The job queue. Its functions emit ordinary events. An executor reads nothing: a claim returns the job.
 grant select, insert on webhookd.events to webhookd_jobqueue;

@@ -68,6 +68,8 @@ alter function webhookd.sweep_events set jit = off set plan_cache_mode = force_c
 alter function webhookd.preview_sweep set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms'
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
 alter function webhookd.sweep_subscriptions set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms';
+alter function webhookd.sweep_stats set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms'
+    set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
 alter function webhookd.erase set jit = off set plan_cache_mode = force_custom_plan set lock_timeout = '250ms'
     set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off;
 -- The triggers of a delete look up each deleted row by keys.
@@ -88,6 +90,16 @@ alter function webhookd.report_results set jit = off set plan_cache_mode = force
 -- By the primary keys, as a foreign key does, also in a session that planned it when the tables were small.
 alter function webhookd.check_new_sagas set jit = off
     set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off;
+
+-- Console -------------------------------------------------------------------------------------------------------------
+
+-- A link by its key, a token's links of a tenant, and the links that expired first.
+alter function webhookd.create_console_link set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off;
+alter function webhookd.redeem_console_link set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off;
+alter function webhookd.remove_expired_console_links set jit = off set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off;
 
 -- Job queue -----------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ declare
     -- These own tables or functions. Only the migrator may be a member, because a member could change them.
     owning constant text[] := array[
         'webhookd_owner', 'webhookd_ingest', 'router_worker', 'saga_orchestrator', 'job_worker',
-        'lease_cleaner', 'dead_letter_operator', 'subscription_admin', 'webhookd_jobqueue', 'retention_keeper'];
+        'lease_cleaner', 'dead_letter_operator', 'subscription_admin', 'webhookd_jobqueue', 'retention_keeper', 'console_keeper'];
     -- These own nothing. They are granted to people, applications and the daemon's login.
     granted constant text[] := array['event_ingest_writer', 'webhookd_reader', 'workflow_admin', 'dot_executor', 'webhookd_app'];
     role_name text;

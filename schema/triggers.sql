@@ -110,6 +110,14 @@ create or replace trigger attempt_removed after delete on webhookd.webhook_deliv
     referencing old table as old_jobs for each statement execute function webhookd.refuse_live_job();
 
 
+-- statistics ------------------------------------------------------------------------------------------------------
+
+create or replace trigger delivery_stats_kept before delete or truncate on webhookd.delivery_stats
+    for each statement execute function webhookd.refuse_change();
+create or replace trigger delivery_stats_hours_kept before delete or truncate on webhookd.delivery_stats_hours
+    for each statement execute function webhookd.refuse_change();
+
+
 -- dead letters ----------------------------------------------------------------------------------------------------
 
 create or replace trigger dead_letter_matches_saga after insert on webhookd.dead_letters

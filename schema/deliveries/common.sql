@@ -52,6 +52,7 @@ language sql immutable parallel safe set search_path = pg_catalog, webhookd, pg_
     select case when candidate ~ '^whsec_([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$'
                 then octet_length(decode(substr(candidate, 7), 'base64')) between 24 and 64 else false end
 $$;
+grant execute on function webhookd.is_tenant(text) to console_keeper;
 grant execute on function webhookd.is_tenant(text), webhookd.are_event_types(text[]), webhookd.is_callback_url(text),
     webhookd.is_secret(text) to subscription_admin;
 

@@ -159,7 +159,8 @@ grant execute on function webhookd.resend_deliveries(bigint[], timestamptz, bool
 
 -- Requeues one batch of the dead letters that match the filter, oldest first; a null filter matches all. Call it again with
 -- `last_id` until `matched` is less than the batch size. `skipped` counts dead letters that were requeued before, whose payload was
--- removed, or whose subscription is not active and verified. A dry run only counts.
+-- removed, or whose subscription is not active and verified; `payload_removed` counts those of them that can never be requeued, because
+-- their payload was removed before they were. A dry run only counts.
 --
 -- A batch is a range of one index, read in its order: idx_dead_failed, idx_dead_subscription, idx_dead_error,
 -- idx_dead_subscription_error, idx_dead_tenant or idx_dead_tenant_error. The range starts after the dead letter `after_id`, by a row comparison, which no other index can
@@ -168,7 +169,8 @@ grant execute on function webhookd.resend_deliveries(bigint[], timestamptz, bool
 create or replace function webhookd.requeue_dead_letters(
     only_subscription_id bigint, only_error_code text, failed_after timestamptz, failed_before timestamptz,
     after_id bigint, batch_size integer, dry_run boolean, only_tenant text default null)
-returns table (matched integer, requeued integer, skipped integer, last_id bigint, subscription_ids bigint[])
+returns table (matched integer, requeued integer, skipped integer, payload_removed integer, last_id bigint,
+               subscription_ids bigint[])
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -246,13 +248,16 @@ begin
                 and d.failed_at < before);
     end if;
 
-    select coalesce(array_agg(d.id order by d.id), '{}'), array_agg(d.saga_id order by d.id), array_agg(d.event_id order by d.id),
-           array_agg(d.subscription_id order by d.id)
-    into possible_ids, saga_ids, event_ids, saga_subscription_ids
-    from dead_letters d join subscriptions s on s.id = d.subscription_id and s.routable
-    join events e on e.id = d.event_id and e.payload_removed_at is null
-    where d.id = any(matching_ids)
-        and not exists (select from webhook_delivery_sagas r where r.dead_letter_id = d.id);
+    select coalesce(array_agg(d.id order by d.id) filter (where d.is_possible), '{}'),
+           array_agg(d.saga_id order by d.id) filter (where d.is_possible),
+           array_agg(d.event_id order by d.id) filter (where d.is_possible),
+           array_agg(d.subscription_id order by d.id) filter (where d.is_possible), count(*) filter (where d.payload_is_removed)
+    into possible_ids, saga_ids, event_ids, saga_subscription_ids, payload_removed
+    from (select d.id, d.saga_id, d.event_id, d.subscription_id, s.routable and e.payload_removed_at is null as is_possible,
+                 e.payload_removed_at is not null as payload_is_removed
+          from dead_letters d join subscriptions s on s.id = d.subscription_id join events e on e.id = d.event_id
+          where d.id = any(matching_ids)
+              and not exists (select from webhook_delivery_sagas r where r.dead_letter_id = d.id)) d;
     requeued := cardinality(possible_ids);
     subscription_ids := '{}';
     if requeued > 0 and not dry_run then

@@ -137,6 +137,16 @@ end
 $$;
 grant execute on function webhookd.lock_events(bigint[]) to router_worker, dead_letter_operator;
 
+-- The same for an event that a job of the job queue refers to, which needs no payload. Returns whether it exists.
+create or replace function webhookd.lock_event(event_id bigint) returns boolean
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+begin
+    perform from events e where e.id = event_id for key share;
+    return found;
+end
+$$;
+grant execute on function webhookd.lock_event(bigint) to webhookd_jobqueue;
+
 -- subscriptions ---------------------------------------------------------------------------------------------------
 
 create or replace function webhookd.refuse_subscription_in_use() returns trigger

@@ -41,6 +41,8 @@ grant execute on function webhookd.first_saga_since(timestamptz) to webhookd_rea
 -- in_flight      leased jobs; the oldest is the earliest end of a lease, in the past if the lease has expired
 -- results        results that are not applied yet
 -- failing        endpoints that keep failing and get one request at a time
+--
+-- No stage counts the sagas of a deleted subscription, which are never sent, or its endpoint.
 create or replace function webhookd.backlog(counted_up_to integer)
 returns table (stage text, waiting bigint, oldest_at timestamptz)
 language plpgsql stable set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -66,6 +68,7 @@ begin
         from waiting w where w.id is not null and w.place < counted_up_to
     ), known as materialized (
         select u.id, u.deliverable as delivered from waiting w join subscriptions u on u.id = w.id
+        where u.deleted_at is null
     )
     select case when g.delivered then 'orchestration' else 'held' end,
            (select count(*) from (
@@ -95,6 +98,7 @@ begin
     select 'retry', (select count(*) from (
                select from webhook_delivery_sagas s
                where s.status = 'PendingRetry' and s.next_attempt_at > now()
+                   and not exists (select from subscriptions u where u.id = s.subscription_id and u.deleted_at is not null)
                order by s.status, s.next_attempt_at limit counted_up_to) w), null::timestamptz;
 
     return query
@@ -117,7 +121,9 @@ begin
     return query
     select 'failing', count(*), min(w.failing_since) from (
         select h.failing_since from endpoint_health h
-        where h.failing_since is not null order by h.failing_since limit counted_up_to) w;
+        where h.failing_since is not null
+            and not exists (select from subscriptions u where u.id = h.subscription_id and u.deleted_at is not null)
+        order by h.failing_since limit counted_up_to) w;
 end
 $$;
 grant execute on function webhookd.backlog(integer) to webhookd_reader;

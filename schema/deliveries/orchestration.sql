@@ -38,6 +38,76 @@ $$;
 grant execute on function webhookd.due_subscriptions(bigint, integer) to webhookd_app;
 
 
+-- Adds attempts whose results are applied now to the statistics: of each subscription, and of all together. `statuses` are those of the
+-- sagas afterwards; null: all Completed. A duration may be null. Internal: the callers have the privileges. It returns a number because
+-- an assignment costs less than PERFORM. Without a search_path of its own, which would cost a tenth of the call; the callers have one.
+--
+-- One attempt has a statement of its own, because only preparing the aggregates takes 219,000 instructions, a twentieth of the whole
+-- cycle of a single delivery. In all, a delivery costs PostgreSQL 17,000 of 623,000 instructions more in batches of 100 (2.8 %, and 43
+-- bytes of WAL), and 157,000 of 4.8 million alone (3.3 %, 540 bytes), if it is the first of its subscription in the minute.
+create or replace function webhookd.count_attempts(
+    subscription_ids bigint[], statuses webhookd.saga_status[], durations_ms integer[]) returns integer
+language plpgsql as $$
+declare
+    -- width_bucket counts the bounds that are not above the value. With a type: otherwise each call parses the text.
+    bounds constant integer[] := '{11,26,51,101,251,501,1001,2501,5001,10001,30001}'::integer[];
+    this_minute constant timestamptz := date_bin('1 minute', now(), '2000-01-01 00:00:00+00');
+    one_failed integer := 0;
+    one_dead_lettered integer := 0;
+    one_place integer;
+    one_count integer := 1;
+    one_duration integer[] := '{0,0,0,0,0,0,0,0,0,0,0,0}'::integer[];
+begin
+    if cardinality(subscription_ids) = 1 then
+        if statuses[1] <> 'Completed' then
+            one_failed := 1;
+            one_dead_lettered := case statuses[1] when 'DeadLettered' then 1 else 0 end;
+        end if;
+        one_place := width_bucket(durations_ms[1], bounds) + 1;
+        if one_place is null then
+            one_place := 1;
+            one_count := 0;
+        end if;
+        one_duration[one_place] := one_count;
+        insert into webhookd.delivery_stats as t (
+            subscription_id, minute, writer, delivered, failed, dead_lettered, durations)
+        select k.id, this_minute, pg_backend_pid(), 1 - one_failed, one_failed, one_dead_lettered, one_duration
+        from (values (0), (subscription_ids[1])) as k (id)
+        on conflict (subscription_id, minute, writer) do update set
+            delivered = t.delivered + excluded.delivered, failed = t.failed + excluded.failed,
+            dead_lettered = t.dead_lettered + excluded.dead_lettered,
+            durations[one_place] = t.durations[one_place] + one_count;
+    elsif cardinality(subscription_ids) > 1 then
+        insert into webhookd.delivery_stats as t (
+            subscription_id, minute, writer, delivered, failed, dead_lettered, durations)
+        select coalesce(c.id, 0), this_minute, pg_backend_pid(),
+               count(*) filter (where c.status is null or c.status = 'Completed'),
+               count(*) filter (where c.status <> 'Completed'), count(*) filter (where c.status = 'DeadLettered'),
+               array[
+                     count(*) filter (where c.place = 1), count(*) filter (where c.place = 2), count(*) filter (where c.place = 3),
+                     count(*) filter (where c.place = 4), count(*) filter (where c.place = 5), count(*) filter (where c.place = 6),
+                     count(*) filter (where c.place = 7), count(*) filter (where c.place = 8), count(*) filter (where c.place = 9),
+                     count(*) filter (where c.place = 10), count(*) filter (where c.place = 11),
+                     count(*) filter (where c.place = 12)]
+        from (select g.id, g.status, width_bucket(g.duration_ms, bounds) + 1 as place
+              from unnest(subscription_ids, statuses, durations_ms) as g (id, status, duration_ms)) c
+        group by grouping sets ((c.id), ())
+        on conflict (subscription_id, minute, writer) do update set
+            delivered = t.delivered + excluded.delivered, failed = t.failed + excluded.failed,
+            dead_lettered = t.dead_lettered + excluded.dead_lettered,
+            durations = array[
+                t.durations[1] + excluded.durations[1], t.durations[2] + excluded.durations[2],
+                t.durations[3] + excluded.durations[3], t.durations[4] + excluded.durations[4],
+                t.durations[5] + excluded.durations[5], t.durations[6] + excluded.durations[6],
+                t.durations[7] + excluded.durations[7], t.durations[8] + excluded.durations[8],
+                t.durations[9] + excluded.durations[9], t.durations[10] + excluded.durations[10],
+                t.durations[11] + excluded.durations[11], t.durations[12] + excluded.durations[12]];
+    end if;
+    return cardinality(subscription_ids);
+end
+$$;
+
+
 -- Moves waiting sagas without attempts left to DeadLettered, with their dead letters. Internal: the callers have locked and
 -- chosen the rows. A saga that cannot be moved is returned with a `problem`; the others are moved.
 create or replace function webhookd.dead_letter_sagas(saga_ids bigint[]) returns setof webhookd.saga_transition
@@ -45,7 +115,14 @@ language plpgsql security definer set search_path = pg_catalog, webhookd, pg_tem
 declare
     one_id bigint;
 begin
-    update webhook_delivery_sagas s set status = 'DeadLettered', updated_at = now() where s.id = any(saga_ids);
+    with moved as (
+        update webhook_delivery_sagas s set status = 'DeadLettered', updated_at = now() where s.id = any(saga_ids)
+        returning s.subscription_id
+    )
+    insert into delivery_stats as t (subscription_id, minute, writer, dead_lettered)
+    select coalesce(m.subscription_id, 0), date_bin('1 minute', now(), '2000-01-01 00:00:00+00'), pg_backend_pid(), count(*)
+    from moved m group by grouping sets ((m.subscription_id), ()) having count(*) > 0
+    on conflict (subscription_id, minute, writer) do update set dead_lettered = t.dead_lettered + excluded.dead_lettered;
     return query
     select s.id, s.subscription_id, s.event_id, null::bigint, s.status, s.attempt_count, s.next_attempt_at,
            s.final_error_code::text, b.dead_letter_id, b.correlation_id, null::text
@@ -311,10 +388,12 @@ returns setof webhookd.saga_transition
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
     moved saga_transition[];
+    durations_ms integer[];
+    counted integer;
     dead_ids bigint[];
 begin
     with decided as materialized (
-        select j.id as job_id, j.saga_id, j.error_code, j.attempt_at, j.retry_after_seconds, s.attempt_count + 1 as attempt_count,
+        select j.id as job_id, j.saga_id, j.error_code, j.duration_ms, j.attempt_at, j.retry_after_seconds, s.attempt_count + 1 as attempt_count,
                coalesce(u.base_delay_seconds, settle_results.base_delay_seconds) as base_delay_seconds,
                case when j.status = 'Completed' then 'Completed'
                     when s.attempt_count + 1 >= coalesce(u.max_attempts, settle_results.max_attempts) then 'DeadLettered'
@@ -342,14 +421,17 @@ begin
                 else s.next_attempt_at end,
             updated_at = now()
         from decided d where s.id = d.saga_id
-        returning s.id, s.subscription_id, s.event_id, d.job_id, s.status, s.attempt_count, s.next_attempt_at, d.error_code
+        returning s.id, s.subscription_id, s.event_id, d.job_id, s.status, s.attempt_count, s.next_attempt_at, d.error_code,
+                  d.duration_ms
     ), stamped as (
         update webhook_delivery_jobs j set result_applied_at = now()
         where j.id = any(array(select c.job_id from changed c))
     )
     select array_agg(row(c.id, c.subscription_id, c.event_id, c.job_id, c.status, c.attempt_count, c.next_attempt_at,
-                         c.error_code, null, null, null)::saga_transition)
-    into moved from changed c;
+                         c.error_code, null, null, null)::saga_transition), array_agg(c.duration_ms)
+    into moved, durations_ms from changed c;
+    counted := count_attempts(array(select t.subscription_id from unnest(moved) t), array(select t.status from unnest(moved) t),
+                              durations_ms);
 
     -- One statement, in the order of the key, so that two orchestrators cannot deadlock. LEASE_EXPIRED and INTERNAL are ignored:
     -- they say nothing about the endpoint. Within a batch, results count in the order of their jobs.
@@ -496,9 +578,10 @@ language plpgsql security definer set search_path = pg_catalog, webhookd, pg_tem
 declare
     size constant integer := cardinality(job_ids);
     done integer;
-    moved integer;
     done_job_ids bigint[];
     done_subscription_ids bigint[];
+    done_durations_ms integer[];
+    counted integer;
 begin
     perform require(size > 0 and size = cardinality(lease_tokens) and size = cardinality(response_statuses)
                     and size = cardinality(durations_ms) and size = cardinality(response_excerpts),
@@ -516,17 +599,18 @@ begin
         from unnest(job_ids, lease_tokens, response_statuses, durations_ms, response_excerpts)
             as g (job_id, lease_token, response_status, duration_ms, response_excerpt)
         where j.id = g.job_id and j.lease_token = g.lease_token and j.status <> all('{Completed,Failed}')
-        returning j.id, j.saga_id, j.subscription_id
+        returning j.id, j.saga_id, j.subscription_id, j.duration_ms
     ), moved as (
         update webhook_delivery_sagas s set status = 'Completed', attempt_count = s.attempt_count + 1, updated_at = now()
         from done d where s.id = d.saga_id and s.job_id = d.id and (s.status = 'InProgress') is true
-        returning d.id, s.subscription_id
+        returning d.id, s.subscription_id, d.duration_ms
     )
-    select array_agg(m.id), array_agg(m.subscription_id), count(*), (select count(*) from done)
-    into done_job_ids, done_subscription_ids, moved, done from moved m;
-    if moved < done then
+    select array_agg(m.id), array_agg(m.subscription_id), array_agg(m.duration_ms), (select count(*) from done)
+    into done_job_ids, done_subscription_ids, done_durations_ms, done from moved m;
+    if coalesce(cardinality(done_job_ids), 0) < done then
         raise exception using errcode = 'WH411', message = 'the saga of a completed job is not InProgress with it';
     end if;
+    counted := count_attempts(done_subscription_ids, null, done_durations_ms);
 
     -- A success ends the endpoint's series of failures. In the order of the key, so that two orchestrators cannot deadlock.
     if exists (select from endpoint_health h

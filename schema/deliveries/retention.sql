@@ -349,6 +349,67 @@ end
 $$;
 grant execute on function webhookd.sweep_subscriptions(text, integer, double precision) to webhookd_app;
 
+-- Adds up statistics by minute into those by hour, a batch of them, and deletes days that are older than the period (0: none). In one
+-- transaction, so that the numbers are always in one of the two. Minutes are kept for at least four hours: the API shows three
+-- hours by minute, and no transaction writes to a minute that is so old. `merged` counts rows by minute, `stats` deleted rows.
+create or replace function webhookd.sweep_stats(holder text, batch_size integer, period_days double precision)
+returns table (refused boolean, merged integer, stats integer, more boolean)
+language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
+#variable_conflict use_variable
+begin
+    perform require(batch_size between 1 and 100000, 'batch_size must be 1 to 100000');
+    perform require(period_days between 0 and 36500, 'period_days must be 0 to 36500');
+    refused := not take_retention_turn(holder, 60);
+    merged := 0;
+    stats := 0;
+    more := false;
+    if refused then
+        return next;
+        return;
+    end if;
+    with old as materialized (
+        select t.subscription_id, t.minute, t.writer from delivery_stats t
+        where date_bin('1 hour', t.minute, '2000-01-01 00:00:00+00') <= now() - interval '5 hours'
+        order by date_bin('1 hour', t.minute, '2000-01-01 00:00:00+00') limit batch_size
+    ), taken as (
+        delete from delivery_stats t using old o
+        where t.subscription_id = o.subscription_id and t.minute = o.minute and t.writer = o.writer
+        returning t.*
+    ), added as (
+        insert into delivery_stats_hours as h (subscription_id, hour, delivered, failed, dead_lettered, durations)
+        select t.subscription_id, date_bin('1 hour', t.minute, '2000-01-01 00:00:00+00'), sum(t.delivered), sum(t.failed), sum(t.dead_lettered),
+               array[
+                     sum(t.durations[1]), sum(t.durations[2]), sum(t.durations[3]), sum(t.durations[4]), sum(t.durations[5]),
+                     sum(t.durations[6]), sum(t.durations[7]), sum(t.durations[8]), sum(t.durations[9]), sum(t.durations[10]),
+                     sum(t.durations[11]), sum(t.durations[12])]
+        from taken t group by 1, 2
+        on conflict on constraint delivery_stats_hours_pkey do update set
+            delivered = h.delivered + excluded.delivered, failed = h.failed + excluded.failed,
+            dead_lettered = h.dead_lettered + excluded.dead_lettered,
+            durations = array[
+                h.durations[1] + excluded.durations[1], h.durations[2] + excluded.durations[2],
+                h.durations[3] + excluded.durations[3], h.durations[4] + excluded.durations[4],
+                h.durations[5] + excluded.durations[5], h.durations[6] + excluded.durations[6],
+                h.durations[7] + excluded.durations[7], h.durations[8] + excluded.durations[8],
+                h.durations[9] + excluded.durations[9], h.durations[10] + excluded.durations[10],
+                h.durations[11] + excluded.durations[11], h.durations[12] + excluded.durations[12]]
+    )
+    select count(*) into merged from taken;
+    if period_days > 0 then
+        with old as materialized (
+            select t.subscription_id, t.hour from delivery_stats_hours t
+            where date_bin('1 day', t.hour, '2000-01-01 00:00:00+00') <= now() - make_interval(secs => (period_days + 1) * 86400)
+            order by date_bin('1 day', t.hour, '2000-01-01 00:00:00+00') limit batch_size
+        )
+        delete from delivery_stats_hours t using old o where t.subscription_id = o.subscription_id and t.hour = o.hour;
+        get diagnostics stats = row_count;
+    end if;
+    more := greatest(merged, stats) = batch_size;
+    return next;
+end
+$$;
+grant execute on function webhookd.sweep_stats(text, integer, double precision) to webhookd_app;
+
 create or replace function webhookd.remove_subscriptions(subscription_ids bigint[]) returns integer
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 declare
@@ -359,6 +420,8 @@ begin
     delete from subscription_secrets t where t.subscription_id = any(subscription_ids);
     delete from subscription_changes t where t.subscription_id = any(subscription_ids);
     delete from endpoint_health t where t.subscription_id = any(subscription_ids);
+    delete from delivery_stats t where t.subscription_id = any(subscription_ids);
+    delete from delivery_stats_hours t where t.subscription_id = any(subscription_ids);
     delete from subscriptions u where u.id = any(subscription_ids);
     get diagnostics removed = row_count;
     return removed;
@@ -397,6 +460,7 @@ begin
         order by u.id for no key update;
         perform delete_subscription(u.id) from subscriptions u
         where u.tenant <> '' and u.tenant = tenant and u.deleted_at is null;
+        delete from console_links l where l.tenant <> '' and l.tenant = tenant;
     end if;
     return erasure_id;
 end
@@ -482,7 +546,11 @@ begin
     where e.id = erasure.id
     returning e.* into erasure;
     finished := counts.is_end and not erasure.left_out and erasure.is_settled and can_finish(erasure);
-    if finished then
+    if finished and erase_stats(erasure, batch_size * 50) then
+        -- The statistics of many endpoints are too many for one call. The next call continues with this erasure.
+        finished := false;
+        update erasures e set tried_at = '-infinity' where e.id = erasure.id;
+    elsif finished then
         perform finish_erasure(erasure);
     end if;
     more := exists (select from erasures e where e.finished_at is null and e.tried_at < since);
@@ -622,6 +690,26 @@ language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
                        where u.id = erasure.subscription_id and u.deleted_at > now() - interval '15 seconds')
 $$;
 
+-- Removes some of the statistics of an erased tenant or subscription; returns whether there may be more.
+create or replace function webhookd.erase_stats(erasure webhookd.erasures, batch_size integer) returns boolean
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    erased_ids bigint[] := case
+        when erasure.subscription_id is not null then array[erasure.subscription_id]
+        else array(select u.id from subscriptions u where u.tenant <> '' and u.tenant = erasure.tenant) end;
+    minutes integer;
+    hours integer;
+begin
+    delete from delivery_stats t where t.ctid = any(array(
+        select k.ctid from delivery_stats k where k.subscription_id = any(erased_ids) limit batch_size));
+    get diagnostics minutes = row_count;
+    delete from delivery_stats_hours t where t.ctid = any(array(
+        select k.ctid from delivery_stats_hours k where k.subscription_id = any(erased_ids) limit batch_size));
+    get diagnostics hours = row_count;
+    return greatest(minutes, hours) = batch_size;
+end
+$$;
+
 -- Removes the last rows, and leaves the evidence. The deliveries are gone, which the triggers check.
 create or replace function webhookd.finish_erasure(erasure webhookd.erasures) returns void
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -633,6 +721,9 @@ begin
     else
         removed := remove_subscriptions(array(select u.id from subscriptions u where u.tenant <> '' and u.tenant = erasure.tenant));
         delete from tenants t where t.tenant = erasure.tenant;
+        -- Also the login links that its token made in the meantime, and expired ones, whose actor may have its name.
+        delete from console_links l where l.tenant = erasure.tenant;
+        delete from console_links l where l.expires_at <= now();
         -- Earlier erasures of its subscriptions name it too, and those that still run are done.
         update erasures e set tenant = null, tenant_sha256 = encode(sha256(convert_to(e.tenant, 'UTF8')), 'hex'),
                               finished_at = coalesce(e.finished_at, now())

@@ -89,11 +89,12 @@ grant execute on function webhookd.route_events(integer, bigint, integer) to web
 -- were never routed to it (`missing`), and with `include_all` also resends the finished sagas of the others. Reads `batch_size` events;
 -- call it again with `last_event_id` until `examined` is less. The unique indexes of sagas make a repeated or concurrent call harmless.
 -- `started_at` is the time of the whole replay's first call: what was sent again since then is skipped.
+-- `payload_removed` counts events that would match, but have no payload any more.
 -- A batch is a range of idx_event_created, or of idx_event_tenant.
 create or replace function webhookd.replay_events(
     subscription_id bigint, since timestamptz, until timestamptz, only_types text[], include_all boolean, started_at timestamptz,
     after_event_id bigint, batch_size integer, dry_run boolean, only_tenant text default null)
-returns table (examined integer, matched integer, created integer, last_event_id bigint)
+returns table (examined integer, matched integer, created integer, payload_removed integer, last_event_id bigint)
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_column
 declare
@@ -102,6 +103,7 @@ declare
     examined_ids bigint[];
     matching_ids bigint[];
     missing_ids bigint[];
+    removed_ids bigint[];
 begin
     perform require(replay_events.subscription_id is not null, 'subscription_id must not be null');
     perform require(since < until, 'since must be before until');
@@ -144,14 +146,15 @@ begin
             where e.tenant = subscription.tenant and e.created_at < until);
     end if;
     -- An event that waits for routing is about to be routed.
-    matching_ids := array(
-        select e.id from events e
-        where e.id = any(examined_ids) and e.tenant = subscription.tenant
-            and subscription.event_types::text[] && patterns_of(e.event_type)
-            and (only_types is null or only_types && patterns_of(e.event_type))
-            and (subscription.filter is null or subscription.filter <@ e.labels)
-            and e.payload_removed_at is null
-            and not exists (select from event_routing_queue q where q.event_id = e.id));
+    select coalesce(array_agg(e.id) filter (where e.payload_removed_at is null), '{}'),
+           coalesce(array_agg(e.id) filter (where e.payload_removed_at is not null), '{}')
+    into matching_ids, removed_ids
+    from events e
+    where e.id = any(examined_ids) and e.tenant = subscription.tenant
+        and subscription.event_types::text[] && patterns_of(e.event_type)
+        and (only_types is null or only_types && patterns_of(e.event_type))
+        and (subscription.filter is null or subscription.filter <@ e.labels)
+        and not exists (select from event_routing_queue q where q.event_id = e.id);
     if not dry_run then
         matching_ids := lock_events(matching_ids);
     end if;
@@ -163,6 +166,7 @@ begin
     last_event_id := coalesce(examined_ids[examined], after_event_id);
     matched := cardinality(matching_ids);
     created := cardinality(missing_ids);
+    payload_removed := cardinality(removed_ids);
     if include_all then
         created := created + resend_deliveries(
             array(select greatest(
@@ -174,6 +178,10 @@ begin
             started_at, dry_run);
     else
         matched := created;
+        payload_removed := (
+            select count(*) from unnest(removed_ids) as m (id)
+            where not exists (select from webhook_delivery_sagas s
+                              where s.event_id = m.id and s.subscription_id = subscription.id and s.resent_from is null));
     end if;
     if not dry_run and missing_ids <> '{}' then
         insert into webhook_delivery_sagas (event_id, subscription_id)

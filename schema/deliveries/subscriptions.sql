@@ -63,6 +63,7 @@ begin
     end if;
 end
 $$;
+grant execute on function webhookd.refuse_if_erasing(text) to console_keeper;
 
 -- Returns whether the tenant is active, and creates it if it is new. Internal: for a new subscription. The tenant's row is locked, so
 -- that two new subscriptions cannot both be the last one allowed, and a change of `active` is completely before or after.
@@ -217,7 +218,7 @@ grant execute on function webhookd.update_subscription(bigint, jsonb, text) to w
 
 
 -- Deletes a subscription: nothing is routed or sent from now on, its secret and headers are gone, and it is not listed any more. Its
--- deliveries stay as history; those that are not finished wait forever.
+-- deliveries stay as history; those that are not finished are never sent.
 create or replace function webhookd.delete_subscription(subscription_id bigint, only_tenant text default null) returns void
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 #variable_conflict use_variable

@@ -85,17 +85,25 @@ grant execute on function webhookd.fn_job_enqueue(
     text, text, text, text, text, text, jsonb, integer, timestamptz, timestamptz, text, bigint, text, text, text, uuid, uuid)
     to workflow_admin;
 
+-- Each is locked as the foreign keys of the new job would lock it, but before the insert: if retention is just removing it, the call
+-- waits here and then does not find it.
 create or replace function webhookd.require_references(event_id bigint, known_workflow_id uuid, parent_id uuid) returns void
 language plpgsql security definer set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
-    if event_id is not null and not exists (select from events e where e.id = event_id) then
+    if event_id is not null and not lock_event(event_id) then
         raise exception using errcode = 'WH404', message = format('event %s does not exist', event_id);
     end if;
-    if known_workflow_id is not null and not exists (select from job_workflow w where w.workflow_id = known_workflow_id) then
-        raise exception using errcode = 'WH404', message = format('workflow %s does not exist', known_workflow_id);
+    if known_workflow_id is not null then
+        perform from job_workflow w where w.workflow_id = known_workflow_id for key share;
+        if not found then
+            raise exception using errcode = 'WH404', message = format('workflow %s does not exist', known_workflow_id);
+        end if;
     end if;
-    if parent_id is not null and not exists (select from job_queue j where j.job_id = parent_id) then
-        raise exception using errcode = 'WH404', message = format('job %s does not exist', parent_id);
+    if parent_id is not null then
+        perform from job_queue j where j.job_id = parent_id for key share;
+        if not found then
+            raise exception using errcode = 'WH404', message = format('job %s does not exist', parent_id);
+        end if;
     end if;
 end
 $$;

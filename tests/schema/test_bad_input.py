@@ -679,6 +679,16 @@ FUNCTIONS: dict[str, Function] = {
         {"holder": "'me'", "batch_size": "10", "period_days": "0.000000001"},
         bad=[*BAD_BATCHES, wrong("period_days must be above 0", period_days="0")],
     ),
+    "sweep_stats": Function(
+        {"holder": "'me'", "batch_size": "10", "period_days": "30"},
+        bad=[
+            *BAD_BATCHES,
+            *(
+                wrong("period_days must be 0 to 36500", period_days=each)
+                for each in ("-1", "36501", "'nan'", "null")
+            ),
+        ],
+    ),
     "sweep_jobs": Function(
         {
             "holder": "'me'",
@@ -714,6 +724,55 @@ FUNCTIONS: dict[str, Function] = {
             missing(f"subscription {UNKNOWN} does not exist", subscription_id=f"{UNKNOWN}"),
             missing(f"subscription {SUBSCRIPTION} does not exist", only_tenant="'acme'"),
             wrong("requested_by must be", requested_by="''"),
+        ],
+    ),
+    "console_key": Function({}),
+    "create_console_link": Function(
+        {
+            "code_sha256": "sha256('code')",
+            "kind": "'portal'",
+            "token_fingerprint": f"'{'0a' * 16}'",
+            "actor": "'shop'",
+            "expires_in_seconds": "3600",
+            "session_seconds": "600",
+            "tenant": "'initech'",
+            "capabilities": "'{view,secrets}'",
+        },
+        frozenset({"session_seconds"}),
+        [
+            *(
+                wrong("code_sha256 must be 32 bytes", code_sha256=each)
+                for each in ("''", "decode('00', 'hex')")
+            ),
+            *(wrong("kind must be login or portal", kind=each) for each in ("''", "'Portal'", "'admin'")),
+            *(
+                wrong("token_fingerprint must be", token_fingerprint=literal(each))
+                for each in ("0", "0a" * 15, "0A" * 16, "0a" * 32, "0a" * 16 + "\n")
+            ),
+            *(wrong("actor must be 1 to 200", actor=each) for each in ("''", "repeat('a', 201)")),
+            *out_of_range("expires_in_seconds", "expires_in_seconds must be", "59", "0", "-1", "604801"),
+            *out_of_range("session_seconds", "session_seconds must be", "59", "-1", "31536001", "'nan'"),
+            *(wrong("tenant must be", tenant=literal(each)) for each in BAD_TENANTS.values()),
+            wrong("a portal link needs a tenant", tenant="''"),
+            missing("tenant globex does not exist", tenant="'globex'"),
+            *(
+                wrong("capabilities of a portal link must be", capabilities=each)
+                for each in (
+                    "'{}'",
+                    "'{manage}'",
+                    "'{view,admin}'",
+                    "'{view,null}'",
+                    "'{view,view,view,view,view}'",
+                )
+            ),
+            wrong("capabilities of a portal link must be", kind="'login'"),
+        ],
+    ),
+    "redeem_console_link": Function(
+        {"code_sha256": "sha256('code')", "kind": "'portal'"},
+        bad=[
+            wrong("code_sha256 must be 32 bytes", code_sha256="''"),
+            wrong("kind must be login or portal", kind="''"),
         ],
     ),
     "first_saga_since": Function({"moment": "now()"}, frozenset({"moment"})),

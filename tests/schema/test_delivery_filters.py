@@ -14,9 +14,9 @@ import pytest
 from tests.support.flow import ADDRESS, Flow
 from webhookd.core.errors import Refused
 from webhookd.core.states import SagaStatus
-from webhookd.db.paging import Page
+from webhookd.db.paging import OVERLAP, Page
 from webhookd.deliveries import delivery_lists
-from webhookd.deliveries.delivery_lists import OVERLAP, DeliveryFilter
+from webhookd.deliveries.delivery_lists import DeliveryFilter
 
 if TYPE_CHECKING:
     from tests.support.database import Connection
@@ -195,17 +195,36 @@ async def test_time_window_is_exact(flow: Flow) -> None:
 
 
 async def test_cursor_of_another_list_is_rejected(flow: Flow) -> None:
-    """An event's id is a cursor only in a list by event type, and there its row must exist."""
+    """An event's id is a cursor only in a list by event type. An id above all others is an error."""
     await write(flow.superuser)
     with pytest.raises(Refused, match="cursor: it is of another list"):
         await delivery_lists.deliveries(flow.daemon, Page(LIMIT, -1), DeliveryFilter())
     paid = DeliveryFilter(event_type="order.paid")
     for cursor, what in ((-999, "event"), (999, "delivery")):
-        with pytest.raises(Refused, match=f"cursor: {what} 999 does not exist"):
+        with pytest.raises(Refused, match=f"cursor: {what} 999 does not exist; begin again"):
             await delivery_lists.deliveries(flow.daemon, Page(LIMIT, cursor), paid)
-    [others] = [event.id for event in MODEL_EVENTS if event.tenant == "acme"][:1]
-    with pytest.raises(Refused, match="does not exist"):
-        await delivery_lists.deliveries(flow.daemon, Page(LIMIT, -others), paid._replace(tenant="globex"))
+
+
+async def test_removed_event_stays_a_cursor(flow: Flow) -> None:
+    """The list goes on behind it, from a minute earlier. For a tenant, events of others are removed too."""
+    await write(flow.superuser)
+    paid = DeliveryFilter(event_type="order.paid", tenant="acme")
+    whole = expected(paid)
+    events = {saga.id: saga.event for saga in MODEL}
+    others = [event for event in MODEL_EVENTS if event.tenant == ""][:-1]
+    await flow.superuser.execute("set session_replication_role = replica")
+    for hours, event in enumerate(MODEL_EVENTS):
+        await flow.superuser.execute(
+            "update webhookd.events set created_at = $2 where id = $1",
+            event.id,
+            START + timedelta(hours=hours),
+        )
+    for event in others:
+        found = await delivery_lists.deliveries(flow.daemon, Page(NUMBER, -event.id), paid)
+        assert [row["id"] for row in found.rows] == [
+            saga_id for saga_id in whole if events[saga_id].id < event.id + 2
+        ], event
+    assert whole
 
 
 async def test_latest_time_is_no_error(flow: Flow) -> None:

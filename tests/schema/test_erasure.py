@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.flow import POLICY, Flow
 from tests.support.sweeps import HOLDER, containing, erase, let_pass, rows
+from webhookd.console import links
 from webhookd.core.errors import Refusal, Refused
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import translated
@@ -23,7 +24,7 @@ MARKS = {
     name: f"mark{name}7"
     for name in (
         "tenant", "name", "type", "payload", "key", "correlation", "label", "value", "host", "moved",
-        "description", "header", "secret", "filter", "response",
+        "description", "header", "secret", "filter", "response", "actor",
     )
 }  # fmt: skip
 TENANT = MARKS["tenant"]
@@ -46,6 +47,16 @@ async def create_everything(flow: Flow, tenant: str, marks: dict[str, str]) -> i
     )
     subscription_id = created.subscription_id
     await flow.verify(subscription_id)
+    for kind in ("portal", "login"):
+        await links.create_link(
+            flow.daemon,
+            kind,
+            token_fingerprint="0a" * 16,
+            actor=marks["actor"],
+            expires_in_seconds=600,
+            tenant=tenant,
+            capabilities=["view"] if kind == "portal" else [],
+        )
     await subscriptions.update(
         flow.daemon, subscription_id, {"callback_url": f"https://{marks['moved']}.example/hook"}
     )
@@ -132,6 +143,7 @@ async def fingerprint(superuser: "Connection") -> list[str]:
             "subscriptions": "t.tenant = $1",
             "tenants": "t.tenant = $1",
             "dead_letters": "t.tenant = $1",
+            "console_links": "t.tenant = $1",
             "webhook_delivery_sagas": "t.event_id in (select id from webhookd.events where tenant = $1)",
             "webhook_delivery_jobs": "t.event_id in (select id from webhookd.events where tenant = $1)",
             "subscription_secrets": "t.subscription_id in"
@@ -224,7 +236,9 @@ async def test_erased_subscription_leaves_its_events(flow: Flow) -> None:
     assert await erase(flow, batch_size=1) == [], "transactions from before the deletion may still run"
     await let_pass(flow.superuser, 20 / 86_400)
     assert await erase(flow, batch_size=1) == [erasure["id"]]
-    kept = [MARKS[name] for name in ("tenant", "name", "type", "payload", "key", "correlation", "filter")]
+    kept = [
+        MARKS[name] for name in ("tenant", "name", "type", "payload", "key", "correlation", "filter", "actor")
+    ]
     gone = [mark for mark in MARKS.values() if mark not in (*kept, MARKS["label"], MARKS["value"])]
     assert await containing(flow.superuser, gone) == []
     left = await rows(flow.superuser)

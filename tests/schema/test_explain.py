@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.flow import ADDRESS, EVENT_TYPE, POLICY, Flow
 from webhookd.core.states import SagaStatus
-from webhookd.deliveries import ingest, reads, router, subscriptions, tenants
+from webhookd.deliveries import attempts, ingest, reads, router, subscriptions, tenants
 from webhookd.deliveries.explain import Limits, Reason
 
 if TYPE_CHECKING:
@@ -367,3 +367,66 @@ async def test_event_shows_at_most_1000_deliveries(flow: Flow, number: int) -> N
     found = await reads.event(flow.daemon, event_id, LIMITS)
     assert len(found["deliveries"]) == reads.MAX_DELIVERIES_OF_EVENT
     assert found["more_deliveries"] is (number > reads.MAX_DELIVERIES_OF_EVENT)
+
+
+async def test_attempt_shows_the_address_that_it_was_sent_to(flow: Flow) -> None:
+    """Before a move the old one, after it the new one; also after the subscription is deleted."""
+    new_address = "https://new.example/hook"
+    subscription_id = await flow.subscribe()
+    delivered = await flow.publish()
+    await flow.route()
+    await flow.attempt(200)
+    moved = await flow.publish()
+    await flow.route()
+    await flow.attempt(500)
+    await subscriptions.update(flow.daemon, subscription_id, {"callback_url": new_address})
+    await flow.attempt(500)
+    assert await sent_to(flow, moved) == [ADDRESS, ADDRESS]
+    await flow.verify(subscription_id)
+    assert await sent_to(flow, moved) == [ADDRESS, ADDRESS]
+    assert await shown_address(flow, moved) == new_address, "of the next attempt"
+    await flow.start()
+    assert await sent_to(flow, moved) == [ADDRESS, ADDRESS, None]
+    [lease] = await flow.claim()
+    assert await sent_to(flow, moved) == [ADDRESS, ADDRESS, new_address]
+    await flow.report(lease)
+    await flow.apply()
+    for is_deleted in (False, True):
+        if is_deleted:
+            await subscriptions.delete(flow.daemon, subscription_id)
+        assert await sent_to(flow, moved) == [ADDRESS, ADDRESS, new_address]
+        assert await shown_address(flow, moved) == new_address
+        assert await sent_to(flow, delivered) == [ADDRESS]
+        assert await shown_address(flow, delivered) == ADDRESS
+
+
+async def test_request_that_was_in_flight_during_a_move_shows_the_old_address(flow: Flow) -> None:
+    """The address counts from when the request began, and not from when it ended."""
+    subscription_id = await flow.subscribe()
+    event_id = await flow.publish()
+    await flow.route()
+    await flow.start()
+    [lease] = await flow.claim()
+    await flow.superuser.execute("select pg_sleep(0.2)")
+    await subscriptions.update(flow.daemon, subscription_id, {"callback_url": "https://new.example/hook"})
+    await flow.verify(subscription_id)
+    report = attempts.Report(lease.job_id, lease.lease_token, 200, duration_ms=150)
+    await attempts.report(flow.daemon, [report])
+    await flow.apply()
+    assert await sent_to(flow, event_id) == [ADDRESS]
+
+
+async def sent_to(flow: Flow, event_id: int) -> list[str | None]:
+    """Return the addresses of the attempts of an event's delivery."""
+    saga_id = await flow.daemon.fetchval(
+        "select id from webhookd.webhook_delivery_sagas where event_id = $1", event_id
+    )
+    found = await reads.delivery(flow.daemon, saga_id, LIMITS)
+    return [attempt["callback_url"] for attempt in found["attempts"]]
+
+
+async def shown_address(flow: Flow, event_id: int) -> str:
+    """Return the address of an event's only delivery."""
+    [row] = (await event_deliveries(flow, event_id)).values()
+    address: str = row["callback_url"]
+    return address

@@ -114,6 +114,13 @@ PLANTED = {
         select j.* from webhookd.webhook_delivery_jobs j where j.saga_id = {in_progress}
     """,
     "retention: an event": "delete from webhookd.events where id = {event}",
+    "retention: a removed subscription": """
+        update webhookd.delivery_stats set subscription_id = 999 where subscription_id <> 0
+    """,
+    "stats: the numbers": """
+        update webhookd.delivery_stats set durations[1] = durations[1] + 1
+        where subscription_id = 0 and delivered > 0
+    """,
     "retention: a row": """
         insert into public.removed_events select e.* from webhookd.events e where e.id = {event};
         insert into public.removed_events select e.* from webhookd.events e where e.id = {event}

@@ -11,6 +11,7 @@ import asyncpg
 import msgspec
 import pytest
 
+from webhookd.console.api import PortalLinkRequest
 from webhookd.core import limits
 from webhookd.core.settings import Settings
 from webhookd.http import fields
@@ -92,6 +93,19 @@ def subscribe(**given: str) -> list[str]:
     ]
 
 
+def console_link(**given: str) -> str:
+    """Return a call of create_console_link() with `$1` as one argument."""
+    usual = {
+        "code_sha256": "sha256('code')",
+        "kind": "'login'",
+        "token_fingerprint": "''",
+        "actor": "'test'",
+        "expires_in_seconds": "60",
+    }
+    named = ", ".join(f"{name} => {value}" for name, value in (usual | given).items())
+    return f"select webhookd.create_console_link({named})"
+
+
 def enqueue(**given: str) -> str:
     """Return a call of fn_job_enqueue() with `$1` as one argument."""
     return ENQUEUE.format(", ".join(f"{name} => {value}" for name, value in (ENQUEUE_NAMES | given).items()))
@@ -155,6 +169,19 @@ LIMITS = [
             *subscribe(event_type="$1"),
             "select webhookd.fn_job_register_event($1, 'test.kind', 'DOT', 'test')",
         ],
+    ),
+    Limit(
+        "lifetime of a console link",
+        *numbers(limits.MIN_LINK_SECONDS, limits.MAX_LINK_SECONDS),
+        types=[lambda value: of_type(PortalLinkRequest)({"expires_in_seconds": value})],
+        statements=[console_link(expires_in_seconds="$1::integer")],
+    ),
+    Limit(
+        "lifetime of a console session",
+        [limits.MIN_SESSION_SECONDS, limits.MAX_SESSION_SECONDS],
+        [],
+        types=[of_setting("console", "session_seconds")],
+        statements=[console_link(session_seconds="$1::double precision")],
     ),
     Limit(
         "reserved event types",

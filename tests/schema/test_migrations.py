@@ -28,7 +28,7 @@ CODE = Pending((), code=True, triggers=False)
 
 OWNING_ROLES = (
     "webhookd_owner, webhookd_ingest, router_worker, saga_orchestrator, job_worker, lease_cleaner,"
-    " dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper"
+    " dead_letter_operator, subscription_admin, webhookd_jobqueue, retention_keeper, console_keeper"
 )
 
 PRE_RELEASE_MIGRATIONS = (

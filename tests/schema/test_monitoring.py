@@ -1,7 +1,7 @@
 """The backlog of each stage, as the gauges show it."""
 
 from tests.support.flow import POLICY, Flow
-from webhookd.deliveries import reads
+from webhookd.deliveries import reads, subscriptions
 
 # A retry is an hour away.
 LATER = POLICY._replace(base_delay_seconds=3600)
@@ -48,6 +48,23 @@ async def test_held_work_is_not_backlog(flow: Flow) -> None:
     await flow.start([paused], quota=1)
     await flow.superuser.execute("update webhookd.subscriptions set active = false where id = $1", paused)
     assert await waiting(flow) == {"orchestration": 3, "held": 2}
+
+
+async def test_deleted_subscription_has_no_backlog(flow: Flow) -> None:
+    """Nothing of it waits for an operator: neither due deliveries, nor retries, attempts or its endpoint."""
+    subscription_id = await flow.subscribe()
+    for _ in range(3):
+        await flow.publish()
+    await flow.route()
+    await flow.start(quota=1)
+    [lease] = await flow.claim()
+    await flow.report(lease, 500)
+    await flow.apply(LATER, failing_after=1)
+    await flow.start(quota=1)
+    assert await waiting(flow) == {"orchestration": 1, "delivery": 1, "retry": 1, "failing": 1}
+    await subscriptions.delete(flow.daemon, subscription_id)
+    assert await waiting(flow) == {}
+    assert await reads.failing_endpoints(flow.daemon, 10) == []
 
 
 async def test_counting_stops_at_the_limit(flow: Flow) -> None:

@@ -23,9 +23,9 @@ from tests.support.history import (
 from tests.support.nightly import first_in_gate
 from tests.support.postgres import run_apart
 from webhookd.core.errors import Refused
-from webhookd.core.states import SagaStatus
+from webhookd.core.states import AttemptStatus, SagaStatus
 from webhookd.db.paging import Page
-from webhookd.deliveries import dead_letters, delivery_lists, reads
+from webhookd.deliveries import activity, dead_letters, delivery_lists, reads
 from webhookd.deliveries.dead_letters import Filter
 from webhookd.deliveries.delivery_lists import DeliveryFilter
 from webhookd.deliveries.explain import Limits
@@ -434,6 +434,8 @@ def allowed_blocks(name: str, rows: int) -> int:
     of_page = BLOCKS_OF_FIVE_PIECES if name.endswith((" subscription", " error")) else BLOCKS_OF_PAGE
     if name.startswith("deliveries") and any(each.startswith("created") for each in CASES[name].filters):
         of_page += BLOCKS_OF_TIME
+    if name.startswith("deliveries"):
+        rows *= 2  # each shows its event's type
     return of_page + BLOCKS_OF_ROW * rows + BLOCKS_OF_LIST.get(name, 0)
 
 
@@ -517,12 +519,78 @@ async def test_explanation_reads_a_bounded_number_of_blocks(daemon: "Connection"
         assert blocks <= BLOCKS_OF_PAGE + BLOCKS_OF_WHY * SAGAS_OF_EVENT
 
 
+async def test_newest_attempts_read_a_bounded_number_of_blocks(daemon: "Connection") -> None:
+    """A page of all attempts, a page that examines as many as it may, and a tick of the live page."""
+    newest = await daemon.fetchval("select max(id) from webhookd.webhook_delivery_jobs")
+    page = Page(LIMIT)
+    found, blocks = await blocks_touched(
+        daemon, lambda c: activity.attempts(c, page, activity.AttemptFilter())
+    )
+    assert [row["id"] for row in found.rows] == list(range(newest, newest - LIMIT, -1))
+    assert blocks <= BLOCKS_OF_PAGE + 3 * BLOCKS_OF_ROW * LIMIT
+    none = activity.AttemptFilter(status=AttemptStatus.LEASED, tenant="none")
+    found, blocks = await blocks_touched(daemon, lambda c: activity.attempts(c, page, none))
+    assert found == activity.Found([], newest - activity.MAX_EXAMINED + 1)
+    # The attempts twice, and the saga and the event of each.
+    assert blocks <= BLOCKS_OF_PAGE + 2 * BLOCKS_OF_ROW * activity.MAX_EXAMINED
+    watched, seen = [1, SIZE // 2, newest - 3], [newest, newest - 1, newest - 3]
+    rows, blocks = await blocks_touched(
+        daemon,
+        lambda c: activity.newest_attempts(c, newest - 10, 5, watched, seen),
+    )
+    expected = [newest - 2, *range(newest - 4, newest - 8, -1), *watched]
+    assert [row["id"] for row in rows] == sorted(expected, reverse=True)
+    assert blocks <= BLOCKS_OF_PAGE + 4 * BLOCKS_OF_ROW * len(rows)
+
+
 async def test_cursor_without_a_row_is_rejected(flow: Flow) -> None:
-    """In a list by time a cursor is a row's id, and its position is known only while the row exists."""
+    """In a list by time a cursor is the id of a row, and an id above all others cannot be one."""
     with pytest.raises(Refused, match="cursor: dead letter 7 does not exist"):
         await reads.dead_letters(flow.daemon, Page(LIMIT, 7), Filter())
     with pytest.raises(Refused, match="cursor: event 7 does not exist"):
         await reads.events(flow.daemon, Page(LIMIT, 7), EventFilter(event_type="type.n7"))
+
+
+@pytest.mark.parametrize("name", ["events", "dead letters"])
+async def test_list_goes_on_behind_a_removed_row(flow: Flow, name: str) -> None:
+    """Each row in turn is the last one of a page and then removed: no later row is left out.
+
+    Row 1 began before rows 3 and 4 and is older, but row 2 got its id long after it began: it is the oldest.
+    """
+    table, time = {"events": ("events", "created_at"), "dead letters": ("dead_letters", "failed_at")}[name]
+    seconds = {1: 30, 2: 10, 3: 50, 4: 50, 5: 3600, 6: 7200}
+    subscription_id = await flow.subscribe()
+    for _ in seconds:
+        await flow.saga_in(SagaStatus.DEAD_LETTERED, subscription_id=subscription_id)
+    await flow.superuser.execute("set session_replication_role = replica")
+    for row_id, second in seconds.items():
+        await flow.superuser.execute(
+            f"update webhookd.{table} set {time} = '2026-01-01'::timestamptz + make_interval(secs => $2)"
+            " where id = $1",
+            row_id,
+            second,
+        )
+
+    async def listed(after_id: int | None) -> list[int]:
+        page = Page(LIMIT, after_id)
+        if name == "events":
+            found = await reads.events(flow.daemon, page, EventFilter(event_type="order.created"))
+        else:
+            found = await reads.dead_letters(flow.daemon, page, Filter(error_code="HTTP_500"))
+        return [row["id"] for row in found]
+
+    assert await listed(None) == [6, 5, 4, 3, 1, 2]
+    left = [6, 5, 4, 3, 1, 2]
+    for removed in (5, 3, 1):
+        behind = left[left.index(removed) + 1 :]
+        left.remove(removed)
+        await flow.superuser.execute(f"delete from webhookd.{table} where id = $1", removed)
+        found = await listed(removed)
+        assert found[len(found) - len(behind) :] == behind
+        # What it repeats is not more than a minute later than the next row by id.
+        assert found == [
+            row for row in left if seconds[row] < seconds[min(i for i in left if i > removed)] + 60
+        ]
 
 
 async def test_requeue_begins_again_without_its_row(flow: Flow) -> None:

@@ -13,7 +13,8 @@ from webhookd.core.errors import Refusal, Refused
 from webhookd.core.settings import RetentionSettings
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import translated
-from webhookd.deliveries import dead_letters, router, sagas, subscriptions
+from webhookd.db.paging import Page
+from webhookd.deliveries import dead_letters, reads, router, sagas, subscriptions
 from webhookd.retention import queries
 
 if TYPE_CHECKING:
@@ -396,7 +397,51 @@ async def test_event_without_payload_is_not_sent_again(flow: "Flow") -> None:
         assert refused.value.refusal is Refusal.PAYLOAD_REMOVED
     for dry_run in (True, False):
         bulk = await dead_letters.requeue_many(flow.daemon, dead_letters.Filter(), 0, 10, dry_run=dry_run)
-        assert (bulk.matched, bulk.requeued) == (1, 0)
+        assert (bulk.matched, bulk.requeued, bulk.skipped, bulk.payload_removed) == (1, 0, 1, 1)
+    [letter] = await reads.dead_letters(flow.daemon, Page(2), dead_letters.Filter())
+    single = await reads.dead_letter(flow.daemon, letter_id)
+    assert letter["payload_removed_at"] == single["payload_removed_at"] is not None
+
+
+async def test_requeue_says_why_it_skips(flow: "Flow") -> None:
+    """A dead letter that was requeued before is not counted as one whose payload is gone."""
+    await flow.saga_in(DEAD_LETTERED)
+    letter_id = await flow.daemon.fetchval("select id from webhookd.dead_letters")
+    assert (await flow.requeue(letter_id)).created
+    await flow.attempt(200)
+    await flow.saga_in(DEAD_LETTERED, subscription_id=1)
+    await let_pass(flow.superuser, 91)
+    await sweep(flow, PAYLOADS, "payloads")
+    await flow.saga_in(DEAD_LETTERED, subscription_id=1)
+    for dry_run in (True, False):
+        bulk = await dead_letters.requeue_many(flow.daemon, dead_letters.Filter(), 0, 10, dry_run=dry_run)
+        assert (bulk.matched, bulk.requeued, bulk.skipped, bulk.payload_removed) == (3, 1, 2, 1)
+    letters = await reads.dead_letters(flow.daemon, Page(4), dead_letters.Filter())
+    assert [letter["payload_removed_at"] is None for letter in letters] == [True, False, False]
+
+
+async def test_replay_counts_events_without_payload(flow: "Flow") -> None:
+    """Of the events that match; with `missing`, only those that were never routed to the subscription."""
+    first = await flow.subscribe()
+    await flow.publish()
+    await flow.publish("order.other")
+    await flow.route()
+    await flow.attempt(200)
+    await let_pass(flow.superuser, 31)
+    assert await sweep(flow, PAYLOADS, "payloads") == {"payloads": 2}
+    second = await flow.subscribe()
+    now = await flow.daemon.fetchval("select now()")
+    for subscription_id, include_all, payload_removed in (
+        (first, False, 0),
+        (first, True, 1),
+        (second, False, 1),
+        (second, True, 1),
+    ):
+        what = router.Replay(subscription_id, now - timedelta(days=365), now, None, include_all, now)
+        for dry_run in (True, False):
+            counts = await router.replay(flow.daemon, what, 0, 10, dry_run=dry_run)
+            assert (counts.examined, counts.matched, counts.created) == (2, 0, 0)
+            assert counts.payload_removed == payload_removed
 
 
 async def test_dead_letter_keeps_its_payload(flow: "Flow") -> None:

@@ -7,8 +7,10 @@ without each of its guards, and the race must then fail.
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 
 from tests.support.database import Database
@@ -17,11 +19,13 @@ from tests.support.guards import Weakened
 from tests.support.nightly import first_in_gate
 from tests.support.races import Contest
 from tests.support.sweeps import MONTH, erase, let_pass, rows, sweep
+from webhookd.core.settings import RetentionSettings
 from webhookd.core.states import SagaStatus
 from webhookd.deliveries import attempts, ingest, router, sagas, subscriptions
 from webhookd.retention import queries
 
 NOT_FOUND = "WH404"
+NEW_JOB = {"p_kind": "report", "p_idempotency_key": "key", "p_executor": "DOT"}
 HOLD = "select pg_advisory_xact_lock(7)"
 
 
@@ -321,6 +325,57 @@ async def start_during_an_erasure(race: Race) -> None:
         assert sum(each.started for each in started) == 1
 
 
+async def call(flow: Flow, function: str, **arguments: object) -> dict[str, Any]:
+    """Call a function of the job queue."""
+    given = ", ".join(f"{name} => ${place}" for place, name in enumerate(arguments, 1))
+    query = f"select webhookd.{function}({given}, p_actor => 'me')"
+    answer: dict[str, Any] = msgspec.json.decode(await flow.daemon.fetchval(query, *arguments.values()))
+    return answer
+
+
+async def enqueue_refused(race: Race, **reference: object) -> None:
+    """A job that refers to a row of the open sweep waits for its end, and is then refused."""
+    transaction = race.first.daemon.transaction()
+    await transaction.start()
+    settings = RetentionSettings(events_days=30, jobs_days=30, job_workflows_days=30)
+    await sweep(race.first, settings)
+    await queries.sweep_jobs(race.first.daemon, "test", 1000, settings)
+    task = await race.waits(call(race.second, "fn_job_enqueue", **NEW_JOB, **reference))
+    await transaction.commit()
+    assert await refused_with(task) == NOT_FOUND
+
+
+async def enqueue_during_a_sweep_of_its_event(race: Race) -> None:
+    """It finds no event, instead of an internal error."""
+    await call(race.first, "fn_job_enable", p_enabled=True)
+    event_id = await race.first.publish()
+    await race.first.route()
+    await let_pass(race.first.superuser, 365)
+    await enqueue_refused(race, p_causation_event_id=event_id)
+
+
+async def enqueue_during_a_sweep_of_its_parent(race: Race) -> None:
+    """It finds no job."""
+    await call(race.first, "fn_job_enable", p_enabled=True)
+    parent_id = (await call(race.first, "fn_job_enqueue", **NEW_JOB))["job_id"]
+    await call(race.first, "fn_job_cancel", p_job_id=parent_id, p_reason="old")
+    await let_pass(race.first.superuser, 365)
+    await enqueue_refused(race, p_parent_job_id=parent_id)
+
+
+async def enqueue_during_a_sweep_of_its_workflow(race: Race) -> None:
+    """It finds no workflow."""
+    await call(race.first, "fn_job_enable", p_enabled=True)
+    opened = await call(race.first, "fn_job_workflow_open", p_workflow_kind="report", p_generator="me")
+    workflow_id = opened["workflow_id"]
+    job = await call(race.first, "fn_job_enqueue", **NEW_JOB, p_workflow_id=workflow_id)
+    await call(race.first, "fn_job_cancel", p_job_id=job["job_id"], p_reason="old")
+    await let_pass(race.first.superuser, 365)
+    settings = RetentionSettings(jobs_days=30)
+    await queries.sweep_jobs(race.first.daemon, "test", 1000, settings)
+    await enqueue_refused(race, p_workflow_id=workflow_id)
+
+
 LOCK = "for update skip locked"
 KEY_SHARE = Weakened("lock_events", "for key share")
 LOCKED = Weakened("lock_finished_events", "order by e.id for update skip locked")
@@ -350,6 +405,9 @@ RACES: dict[Callable[[Race], Awaitable[None]], list[Weakened]] = {
     erasure_during_a_delete: [
         Weakened("erase_tenant", "order by u.id for no key update;", "order by u.id;"),
     ],
+    enqueue_during_a_sweep_of_its_event: [Weakened("lock_event", "for key share")],
+    enqueue_during_a_sweep_of_its_parent: [Weakened("require_references", "for key share")],
+    enqueue_during_a_sweep_of_its_workflow: [Weakened("require_references", "for key share")],
     start_during_an_erasure: [
         Weakened("limit_quotas", "and u.deleted_at is null"),
     ],

@@ -38,6 +38,10 @@ TABLES = {
     "progress": "retention_progress",
     "kept": "retention_kept",
     "erasures": "erasures",
+    "key": "console_key",
+    "links": "console_links",
+    "minutes": "delivery_stats",
+    "hours": "delivery_stats_hours",
     "work": "job_queue",
     "flows": "job_workflow",
     "ledger": "job_command_run",
@@ -65,6 +69,7 @@ dead_letter_operator  S       S      -        -       -      SI     -      SI   
 subscription_admin    -       SIU    SIUD     S       -      -      -      -      -        -      -      -
 webhookd_jobqueue     SI      -      -        -       -      -      -      -      -        -      -      -
 retention_keeper      SD      SD     SD       SD      SUD    SD     SD     SD     SD       -      -      -
+console_keeper        -       -      -        -       -      -      -      -      -        -      -      -
 workflow_admin        -       -      -        -       -      -      -      -      -        -      -      -
 dot_executor          -       -      -        -       -      -      -      -      -        -      -      -
 webhookd_reader       S       S      -        S       S      S      S      S      S        S      S      -
@@ -79,6 +84,7 @@ router_worker         -        S      -      -
 saga_orchestrator     -        -      SIU    -
 subscription_admin    SIU      -      -      -
 retention_keeper      SID      SD     SD     SD
+console_keeper        S        -      -      -
 webhookd_reader       S        S      -      S
 webhookd_app          S        S      -      S
 webhookd_owner        SIUDT    SIUDT  SIUDT  SIUDT
@@ -89,9 +95,29 @@ RETENTION_MATRIX = """
                       keeping  progress  kept   erasures
 retention_keeper      SU       SU        SIUD   SIU
 subscription_admin    -        -         -      S
+console_keeper        -        -         -      S
 webhookd_reader       S        S         S      S
 webhookd_app          S        S         S      S
 webhookd_owner        SIUDT    SIUDT     SIUDT  SIUDT
+"""
+
+# The tables of the console; a role that is not named has no rights on them. Nobody but the gated function
+# reads the key.
+CONSOLE_MATRIX = """
+                      key    links
+console_keeper        S      SID
+retention_keeper      -      SD
+webhookd_owner        SIUDT  SIUDT
+"""
+
+# The statistics; a role that is not named has no rights on them.
+STATS_MATRIX = """
+                      minutes  hours
+saga_orchestrator     SIU      -
+retention_keeper      SD       SIUD
+webhookd_reader       S        S
+webhookd_app          S        S
+webhookd_owner        SIUDT    SIUDT
 """
 
 # Columns that a role may update without the rest of the table: to lock rows, and to remove payloads.
@@ -105,6 +131,8 @@ COLUMNS = {
     ("retention_keeper", "tenants", "updated_at"),
     ("retention_keeper", "job_queue", "status"),
     ("retention_keeper", "job_workflow", "status"),
+    ("console_keeper", "tenants", "updated_at"),
+    ("console_keeper", "console_links", "expires_at"),
 }
 
 # The tables of the job queue; a role that is not named has no rights on them.
@@ -130,6 +158,7 @@ dead_letter_exhausted     saga_orchestrator     definer
 settle_results            saga_orchestrator     definer
 dead_letter_sagas         saga_orchestrator     definer
 complete_deliveries       saga_orchestrator     definer
+count_attempts            saga_orchestrator     invoker
 claim_jobs                job_worker            definer
 choose_jobs               job_worker            invoker
 load_payloads             job_worker            definer
@@ -186,6 +215,7 @@ refuse_subscription_in_use webhookd_owner       definer
 check_payload_removed     webhookd_owner        invoker
 check_snapshot_removed    webhookd_owner        invoker
 lock_events               webhookd_owner        definer
+lock_event                webhookd_owner        definer
 has_sagas                 webhookd_owner        invoker
 refuse_without_payload    dead_letter_operator  invoker
 refuse_if_erasing         subscription_admin    invoker
@@ -202,6 +232,7 @@ recheck_kept_events       retention_keeper      definer
 sweep_events              retention_keeper      definer
 preview_sweep             retention_keeper      definer
 sweep_subscriptions       retention_keeper      definer
+sweep_stats               retention_keeper      definer
 erase_tenant              retention_keeper      definer
 erase_subscription        retention_keeper      definer
 erase                     retention_keeper      definer
@@ -209,10 +240,15 @@ erase_tenant_batch        retention_keeper      invoker
 erase_subscription_batch  retention_keeper      invoker
 lifecycle_events          retention_keeper      invoker
 can_finish                retention_keeper      invoker
+erase_stats               retention_keeper      invoker
 finish_erasure            retention_keeper      invoker
 remove_jobs               retention_keeper      invoker
 remove_jobs_of_events     retention_keeper      invoker
 sweep_jobs                retention_keeper      definer
+console_key               console_keeper        definer
+create_console_link       console_keeper        definer
+redeem_console_link       console_keeper        definer
+remove_expired_console_links console_keeper     invoker
 require_dead_letter       webhookd_owner        definer
 require_matching_snapshot webhookd_owner        definer
 clear_verified            webhookd_owner        invoker
@@ -265,8 +301,8 @@ check_job_transition      webhookd_owner        definer
 # Functions that run with the search_path of their caller, because setting one costs more than the rest of
 # the call. `require` uses no name or operator that a schema could replace. The two guards run for each
 # changed row, inside gated functions whose search_path is fixed; of the logins, only the migrator can update
-# their tables otherwise.
-WITH_CALLERS_SEARCH_PATH = {"require", "check_saga", "check_job"}
+# their tables otherwise. `count_attempts` can be called by its owner only, from such functions.
+WITH_CALLERS_SEARCH_PATH = {"require", "check_saga", "check_job", "count_attempts"}
 
 # DP2 §6: who executes jobs may claim them and say how they went; who administers them, everything.
 EXECUTORS = {
@@ -329,18 +365,23 @@ CALLABLE: dict[str, set[str]] = {
         "preview_sweep",
         "recheck_kept_events",
         "sweep_subscriptions",
+        "sweep_stats",
         "sweep_jobs",
         "erase_tenant",
         "erase_subscription",
         "erase",
+        "console_key",
+        "create_console_link",
+        "redeem_console_link",
         *ADMINISTRATORS,
     },
     "workflow_admin": ADMINISTRATORS,
     "dot_executor": EXECUTORS,
-    "webhookd_jobqueue": {"require", "backoff", "is_event_type", "wait_for_sync_standby"},
+    "webhookd_jobqueue": {"require", "backoff", "is_event_type", "wait_for_sync_standby", "lock_event"},
     "webhookd_reader": {"backlog", "fn_job_queue_health", "patterns_of", "first_saga_since"},
     "webhookd_ingest": {"require", "wait_for_sync_standby"},
     "retention_keeper": {"require", "has_sagas", "delete_subscription"},
+    "console_keeper": {"require", "is_tenant", "refuse_if_erasing"},
     "router_worker": {"require", "resend_deliveries", "patterns_of", "lock_events"},
     "saga_orchestrator": {"require", "backoff", "bury", "is_row_error"},
     "job_worker": {"require", "live_secrets", "standard_body"},
@@ -461,12 +502,15 @@ def parse_functions(text: str) -> dict[str, tuple[str, str]]:
 
 
 JOB_QUEUE, TENANTS = parse_matrix(JOB_QUEUE_MATRIX), parse_matrix(TENANT_MATRIX)
-RETENTION = parse_matrix(RETENTION_MATRIX)
+RETENTION, CONSOLE = parse_matrix(RETENTION_MATRIX), parse_matrix(CONSOLE_MATRIX)
+STATS = parse_matrix(STATS_MATRIX)
 EXPECTED = {
     role: rights
     | JOB_QUEUE.get(role, dict.fromkeys(JOB_QUEUE[OWNER], ""))
     | TENANTS.get(role, dict.fromkeys(TENANTS[OWNER], ""))
     | RETENTION.get(role, dict.fromkeys(RETENTION[OWNER], ""))
+    | CONSOLE.get(role, dict.fromkeys(CONSOLE[OWNER], ""))
+    | STATS.get(role, dict.fromkeys(STATS[OWNER], ""))
     for role, rights in parse_matrix(MATRIX).items()
 }
 OWNED = parse_functions(FUNCTIONS)
@@ -899,6 +943,7 @@ async def test_invoker_functions_read_few_tables(flow: "Flow") -> None:
         ("limit_quotas", "subscription_rates"),
         ("limit_quotas", "webhook_delivery_jobs"),
         ("limit_quotas", "webhook_delivery_sagas"),
+        ("count_attempts", "delivery_stats"),
         ("choose_jobs", "endpoint_health"),
         ("choose_jobs", "subscriptions"),
         ("choose_jobs", "webhook_delivery_jobs"),
@@ -909,6 +954,7 @@ async def test_invoker_functions_read_few_tables(flow: "Flow") -> None:
         ("check_snapshot_removed", "dead_letters"),
         ("has_sagas", "webhook_delivery_sagas"),
         ("refuse_if_erasing", "erasures"),
+        ("remove_expired_console_links", "console_links"),
     }
 
 

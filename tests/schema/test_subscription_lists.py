@@ -70,7 +70,7 @@ async def test_hold_reason_is_shown(flow: Flow) -> None:
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
 async def test_list_of_a_tenant_reads_few_blocks_beside_many(flow: Flow, *, is_known: bool) -> None:
-    """Ten subscriptions of 2,000 tenants each, with or without statistics; a search reads all rows once."""
+    """Ten subscriptions of 2,000 tenants each, with or without statistics, also a hundred by their ids."""
     async with flow.superuser.transaction():
         await flow.superuser.execute("set local session_replication_role = replica")
         await flow.superuser.execute(
@@ -96,6 +96,12 @@ async def test_list_of_a_tenant_reads_few_blocks_beside_many(flow: Flow, *, is_k
     assert [row["id"] for row in rows] == sorted((row["id"] for row in rows), reverse=True)
     assert (len(rows), {row["tenant"] for row in rows}) == (10, {"t7"})
     assert touched.blocks["subscriptions"] <= BLOCKS_OF_PAGE
+    ids = list(range(1, SUBSCRIPTIONS, SUBSCRIPTIONS // 100))[:100]
+    rows, touched = await watch(
+        flow.daemon, lambda connection: reads.subscriptions(connection, PAGE, ids=ids)
+    )
+    assert [row["id"] for row in rows] == ids[::-1][: PAGE.limit]
+    assert touched.blocks["subscriptions"] <= 4 * len(ids) + BLOCKS_OF_PAGE, "an index and a row for each"
     await flow.daemon.execute("reset plan_cache_mode")
     rows, touched = await watch(flow.daemon, search)
     assert len(rows) == 11

@@ -42,6 +42,7 @@ GRANTED_ROLE: dict[Login, str] = {
 }
 # The roles of schema/roles.sql; an existing server may have them from an earlier run.
 SCHEMA_ROLES = (
+    "console_keeper",
     "dead_letter_operator",
     "dot_executor",
     "event_ingest_writer",

@@ -9,6 +9,8 @@ The names are those in the list of promises. The test creates and fills the tabl
 import re
 from typing import TYPE_CHECKING
 
+from webhookd.deliveries.stats import BOUNDS_MS, PLACES
+
 if TYPE_CHECKING:
     from asyncpg import Record
 
@@ -38,6 +40,7 @@ create table public.replays (
     subscription_id bigint, include_all boolean, since timestamptz, until timestamptz,
     started_at timestamptz, ended_at timestamptz);
 """
+MAX_DURATION_MS = 2**31 - 1
 # The rows that retention removes are kept next to the tables: the promises hold for them too. The columns are
 # those that the queries join by.
 REMOVABLE = {
@@ -94,7 +97,55 @@ async def with_removed(superuser: "Connection", query: str) -> str:
     return query
 
 
+# The numbers of each subscription that exists, and of all together: by minute, or by hour when retention has
+# added up minutes.
+_COUNTED = {
+    "delivered": "j.status = 'Completed'",
+    "failed": "j.status = 'Failed'",
+    "dead_lettered": "j.status = 'dead letter'",
+    **{
+        f"durations[{place}]": f"j.duration_ms > {above} and j.duration_ms <= {bound}"
+        for place, above, bound in zip(
+            range(1, PLACES + 1), (-1, *BOUNDS_MS), (*BOUNDS_MS, MAX_DURATION_MS), strict=True
+        )
+    },
+}
+_STATS_DIFFER = """
+    with step (length) as (
+        select case when exists (select from webhookd.delivery_stats_hours)
+                    then '1 hour' else '1 minute' end::interval
+    ), counted as (
+        select coalesce(j.subscription_id, 0) as subscription_id, j.at, {counts}
+        from (
+            select subscription_id, status::text, duration_ms,
+                   date_bin(length, result_applied_at, 'epoch') as at
+            from webhookd.webhook_delivery_jobs, step where result_applied_at is not null
+            union all
+            select subscription_id, 'dead letter', null, date_bin(length, failed_at, 'epoch')
+            from webhookd.dead_letters, step) j
+        group by grouping sets ((j.subscription_id, j.at), (j.at))
+    ), stored as (
+        select t.subscription_id, t.at, {sums}
+        from (
+            select subscription_id, date_bin(length, minute, 'epoch') as at, {names}
+            from webhookd.delivery_stats, step
+            union all
+            select subscription_id, hour, {names} from webhookd.delivery_stats_hours) t
+        group by 1, 2
+    )
+    select subscription_id, at, to_jsonb(c) as counted, to_jsonb(s) as stored
+    from counted c full join stored s using (subscription_id, at)
+    where to_jsonb(c) is distinct from to_jsonb(s)
+        and (subscription_id = 0
+             or exists (select from webhookd.subscriptions u where u.id = subscription_id))
+""".format(
+    counts=", ".join(f'count(*) filter (where {test}) as "{name}"' for name, test in _COUNTED.items()),
+    sums=", ".join(f'sum(t.{name}) as "{name}"' for name in _COUNTED),
+    names="delivered, failed, dead_lettered, durations",
+)
+
 INVARIANTS = {
+    "stats: the numbers are not those of the jobs and dead letters": _STATS_DIFFER,
     "I1 an event that was acknowledged to a client is missing": """
         select c.event_id from public.client c
         left join webhookd.events e
@@ -316,6 +367,13 @@ RETENTION = {
             union all select q.event_id from webhookd.event_routing_queue q
             union all select k.event_id from webhookd.retention_kept k) s
         where not exists (select from webhookd.events e where e.id = s.id)
+    """,
+    "retention: a removed subscription has statistics": """
+        select t.subscription_id from (
+            select subscription_id from webhookd.delivery_stats
+            union all select subscription_id from webhookd.delivery_stats_hours) t
+        where t.subscription_id <> 0
+            and not exists (select from webhookd.subscriptions u where u.id = t.subscription_id)
     """,
     "retention: a row was removed twice": """
         select r.id from public.removed_events r group by 1 having count(*) > 1

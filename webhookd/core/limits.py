@@ -18,6 +18,9 @@ HEADER_TEXT = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?\Z"
 # PostgreSQL stores no NUL character.
 FREE_TEXT = r"^[^\x00]*\Z"
 SHA256_HEX = r"^[0-9a-fA-F]{64}\Z"
+# Scheme, host and port as browsers write them, and nothing that ends a directive of Content-Security-Policy.
+ORIGIN = r"^https?://([a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(:[0-9]{1,5})?\Z"
+MAX_ORIGIN_CHARACTERS = 270  # a host name has at most 253
 LISTEN_ADDRESS = r"(\[[0-9a-fA-F:]+\]|[^:\[\]]+):[0-9]{1,5}"
 
 MAX_ID = 2**63 - 1  # bigint
@@ -68,11 +71,25 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 # Retention
 MAX_DAYS = 36_500  # a hundred years
 
+# The console
+MAX_CONSOLE_NAME_CHARACTERS = 60
+MAX_LOGO_BYTES = 256 * 1024
+MAX_FRAME_ANCESTORS = 20
+MIN_SESSION_SECONDS = 300  # a login link lives as long
+MAX_SESSION_SECONDS = 30 * ONE_DAY_SECONDS
+MIN_LINK_SECONDS = 60
+MAX_LINK_SECONDS = 7 * ONE_DAY_SECONDS
+MAX_LIVE_LINKS = 1000  # of a token, for a tenant
+
 # Lists
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
+MAX_LISTED_IDS = 100
+ID_LIST = rf"^[0-9]{{1,{MAX_ID_DIGITS}}}(,[0-9]{{1,{MAX_ID_DIGITS}}}){{0,{MAX_LISTED_IDS - 1}}}\Z"
 MAX_REQUEUE_LIMIT = 10_000
 MAX_REPLAY_LIMIT = 10_000
+MAX_STATS_DAYS = 31  # the longest period of a chart
+MAX_STATS_SUBSCRIPTIONS = 100  # of one request
 
 # The daemon's own settings
 MAX_COUNT = 100_000  # batch sizes, windows and concurrency

@@ -117,7 +117,7 @@ def shipped() -> Schema:
 def _function_files(folder: Path) -> Iterator[FunctionFile]:
     """Yield the functions, in an order in which each finds the helpers that it uses."""
     paths = [folder / "common.sql"]
-    for product in ("deliveries", "jobqueue"):
+    for product in ("deliveries", "jobqueue", "console"):
         paths += sorted((folder / product).glob("*.sql"), key=lambda path: (path.stem != "common", path))
     for path in paths:
         text = path.read_text("utf-8")

@@ -9,11 +9,18 @@ the scan does not stop there, but continues until the first column changes.
 """
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
+from webhookd.core.errors import Refusal, Refused
 from webhookd.db.connection import Connection
 
 Row: TypeAlias = dict[str, Any]
+
+# The time of a row is the start of its transaction, and its id comes later. The daemon's sessions end a
+# statement, and an idle transaction, after 12 s, and no transaction has more than two statements (see
+# db/pool.py). So this is the most by which the order of ids and the order of times can differ.
+OVERLAP = timedelta(minutes=1)
 
 # Forbids the plan that the planner prefers when it expects few rows: read a whole range, then sort it.
 # Without JIT: up to PostgreSQL 17 the cost penalty of a disabled plan node is high enough to trigger JIT.
@@ -120,6 +127,30 @@ def _compared(
     names = ", ".join(columns[: len(values)])
     placeholders = ", ".join(arguments.add(value) for value in values)
     return f"({names}) {operator} ({placeholders})"
+
+
+_POSITION = """
+    select t.{time}, true from {table} t where t.id = $1 and ($2::text is null or t.tenant = $2)
+    union all
+    (select t.{time}, false from {table} t where t.id > $1 order by t.id limit 1)"""
+
+
+async def time_mark(
+    connection: Connection, what: str, table: str, time: str, row_id: int, tenant: str | None
+) -> tuple[datetime, int]:
+    """Return the position of the previous page's last row in a list by time; with a tenant, of its rows only.
+
+    Retention may have removed that row since. Then the list continues where the row can have been at the
+    earliest: OVERLAP after the next row by id. So the page may repeat rows of that time, but it leaves out
+    none.
+    """
+    rows = await connection.fetch(_POSITION.format(time=time, table=table), row_id, tenant)
+    if not rows:
+        message = f"cursor: {what} {row_id} does not exist; begin again without a cursor"
+        raise Refused(Refusal.INVALID_ARGUMENT, message)
+    # Its own time, if the row exists.
+    at, exists = max(rows, key=lambda row: row[1])
+    return at if exists else at + OVERLAP, row_id
 
 
 async def fetch_by_index(connection: Connection, query: str, arguments: Arguments) -> list[Row]:
