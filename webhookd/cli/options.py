@@ -55,6 +55,13 @@ def event_id(text: str) -> int:
     return row_id(text.removeprefix("evt_"))
 
 
+def age_seconds(text: str) -> int:
+    """Parse a length of time such as 90s, 30m, 2h or 7d."""
+    if not (age := _AGE.match(text)):
+        raise click.BadParameter(f"{escaped(text)} is not a length of time like 90s, 30m, 2h or 7d")
+    return int(age[1]) * dict(UNITS)[age[2]]
+
+
 def time_or_age(text: str) -> str:
     """Parse a time, or an age such as 2h, and return it as RFC 3339."""
     try:

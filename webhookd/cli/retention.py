@@ -23,12 +23,18 @@ from webhookd.db.paging import Page
 from webhookd.db.pool import Pool
 from webhookd.embedded.folder import is_new
 from webhookd.retention import queries
+from webhookd.retention.cli import COLUMNS, state, subject
 from webhookd.retention.queries import Kind
 from webhookd.retention.sweeper import Sweeper
 
 PREVIEW_BATCH = 1000
 # Kinds of rows whose names need more words.
-KINDS = {"dead_letters": "dead letters", "runs": "ledger rows", "erased": "rows of erasures"}
+KINDS = {
+    "dead_letters": "dead letters",
+    "runs": "ledger rows",
+    "erased": "rows of erasures",
+    "stats": "hours of statistics",
+}
 POOL_SIZE = 2
 COUNTED_UP_TO = 10_000
 ERASURES_SHOWN = 10
@@ -40,6 +46,7 @@ WORDS = {
     "jobs_days": "finished jobs of the job queue",
     "job_ledger_days": "ledger of the job queue",
     "job_workflows_days": "finished workflows of the job queue",
+    "stats_days": "statistics",
 }
 
 
@@ -52,7 +59,7 @@ def command() -> None:
 
 
 @command.command("run", epilog=example("webhookd retention run --dry-run", "webhookd retention run"))
-@click.option("--dry-run", is_flag=True, help="Only count the events and payloads that would be removed.")
+@click.option("--dry-run", is_flag=True, help="Only count what would be removed.")
 @json_option
 @click.pass_obj
 def run(config_path: Path | None, *, dry_run: bool, as_json: bool) -> None:
@@ -105,6 +112,8 @@ async def _count(pool: Pool, settings: RetentionSettings) -> Counter[str]:
                     counts[kind] += found.expired
                     after_id, more = found.last_id, found.more
                     progress.advance(progress.task_ids[0], found.examined)
+    async with pool.connection() as connection:
+        counts["stats"] = await queries.expired_stats(connection, settings)
     return +counts
 
 
@@ -157,9 +166,7 @@ def status(config_path: Path | None, *, as_json: bool) -> None:
     if erasures:
         output.show(
             output.heading("Erasures"),
-            output.table(
-                ["id", "of", "requested", "by", "state", "events", "deliveries"], map(_cells, erasures)
-            ),
+            output.table(COLUMNS, map(_cells, erasures)),
         )
 
 
@@ -184,20 +191,12 @@ def _facts(settings: RetentionSettings, progress: queries.Progress) -> Iterator[
 
 
 def _cells(row: dict[str, Any]) -> output.Row:
-    if row["subscription_id"] is not None:
-        of = f"subscription {row['subscription_id']}"
-    else:
-        of = f"tenant {row['tenant']}" if row["tenant"] else f"tenant sha256:{row['tenant_sha256'][:12]}…"
     return (
         str(row["id"]),
-        output.text(of),
+        output.text(subject(row)),
         _time(row["requested_at"]),
         output.text(row["requested_by"]),
-        "finished"
-        if row["finished_at"]
-        else f"waits for {row['waits_for']}"
-        if row["waits_for"]
-        else "running",
+        state(row),
         str(row["events"]),
         str(row["deliveries"]),
     )

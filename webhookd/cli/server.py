@@ -20,6 +20,7 @@ from rich.console import Console
 
 from webhookd.cli.options import example, json_option
 from webhookd.cli.output import duration, retry_schedule
+from webhookd.console.logo import read_logo
 from webhookd.core.configuration import data_dir, find_file, load_settings, setting_variables
 from webhookd.core.errors import WebhookdError
 from webhookd.core.limits import (
@@ -29,7 +30,14 @@ from webhookd.core.limits import (
     TENANT,
 )
 from webhookd.core.settings import SERVICES, RetentionSettings, Scope, Settings, without_password
-from webhookd.daemon.setup import Database, database_warnings, file_warnings, opened, settings_warnings
+from webhookd.daemon.setup import (
+    Database,
+    console_warnings,
+    database_warnings,
+    file_warnings,
+    opened,
+    settings_warnings,
+)
 from webhookd.db import migrations
 from webhookd.db.connection import fetch_server_facts
 from webhookd.embedded.folder import is_new
@@ -141,6 +149,8 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
         found.append(Finding("good", "configuration", _source(path)))
         found += [Finding("warning", "configuration", text) for text in file_warnings(path)]
         found += [Finding("warning", "database", text) for text in settings_warnings(settings)]
+        found += [Finding("warning", "console", text) for text in console_warnings(settings)]
+        read_logo(settings.console.logo)
         retry = settings.retry
         schedule = retry_schedule(retry.max_attempts, retry.base_delay_seconds, retry.max_delay_seconds)
         found.append(Finding("good", "retries", f"a delivery is given up after {schedule}"))

@@ -12,7 +12,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -118,12 +118,16 @@ def _from_text(variable: str, text: str, kind: Any) -> Any:
             value = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise ConfigurationError(f"{variable} is not JSON: {error}") from error
-    elif typing.get_origin(kind) is tuple:
+    elif typing.get_origin(_without_metadata(kind)) is tuple:
         value = [part.strip() for part in text.split(",") if part.strip()]
     try:
         return msgspec.to_builtins(msgspec.convert(value, kind, strict=False))
     except msgspec.ValidationError as error:
         raise ConfigurationError(_explained(error, variable)) from error
+
+
+def _without_metadata(kind: Any) -> Any:
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
 
 
 def _explained(error: msgspec.ValidationError, name: str = "") -> str:

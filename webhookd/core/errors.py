@@ -89,7 +89,7 @@ class Refusal(Enum):
     SUBSCRIPTION_HELD = "WH412"  # not active and verified
     VERIFICATION_STALE = "WH413"  # a newer challenge exists, or the address changed
     WRONG_STATUS = "WH415"  # of the delivery: not finished, or not waiting for a retry
-    LIMIT_REACHED = "WH414"  # the tenant has as many subscriptions as it may have
+    LIMIT_REACHED = "WH414"  # the subscriptions of a tenant, or the unused links of a token
     BEING_ERASED = "WH416"  # the tenant
     PAYLOAD_REMOVED = "WH417"  # retention removed the payload, so the event cannot be sent again
 

@@ -141,6 +141,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the API listens, which tokens it accepts, and how large a request may be."""
 
     listen: Address = "127.0.0.1:8470"
+    # The address under which browsers reach this daemon, for links; empty: unknown.
+    public_url: str = ""
     # A second address that serves only /healthz, /readyz, /status and /metrics, for an instance without the
     # API.
     health_listen: Annotated[str, Meta(pattern=rf"({limits.LISTEN_ADDRESS})?\Z")] = ""
@@ -220,6 +222,19 @@ class RetentionSettings(msgspec.Struct, frozen=True, kw_only=True):
     jobs_days: Days = 0.0
     job_ledger_days: Days = 0.0
     job_workflows_days: Days = 0.0
+    stats_days: Days = 30.0
+
+
+class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The web console and the portal of tenants."""
+
+    name: str = "webhookd"
+    logo: str = ""
+    # Origins whose pages may show the portal in a frame.
+    frame_ancestors: Annotated[tuple[str, ...], Meta(max_length=limits.MAX_FRAME_ANCESTORS)] = ()
+    session_seconds: Annotated[float, Meta(ge=limits.MIN_SESSION_SECONDS, le=limits.MAX_SESSION_SECONDS)] = (
+        28_800.0
+    )
 
 
 class JobsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,6 +273,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetrySettings = RetrySettings()
     reaper: ReaperSettings = ReaperSettings()
     retention: RetentionSettings = RetentionSettings()
+    console: ConsoleSettings = ConsoleSettings()
     jobs: JobsSettings = JobsSettings()
     log: LogSettings = LogSettings()
 
@@ -289,10 +305,25 @@ def problems(settings: Settings) -> list[str]:
             found.append(f"delivery.allow_networks: {error}")
     if settings.retry.max_delay_seconds < settings.retry.base_delay_seconds:
         found.append("retry.max_delay_seconds must be at least retry.base_delay_seconds")
+    found += _problems_of_console(settings.console)
     given = settings.jobs.given
     if given.get("max_delay_seconds", math.inf) < given.get("base_delay_seconds", 0):
         found.append("jobs.max_delay_seconds must be at least jobs.base_delay_seconds")
     return found
+
+
+def is_origin(text: str) -> bool:
+    """Return whether the text is an origin as browsers send it: scheme, host and perhaps a port."""
+    if len(text) > limits.MAX_ORIGIN_CHARACTERS or not re.match(limits.ORIGIN, text):
+        return False
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+        if "[" in text:
+            ipaddress.IPv6Address(parts.hostname or "")
+    except ValueError:
+        return False
+    return port is None or port >= 1
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -312,8 +343,31 @@ def _problems_of_api(api: ApiSettings) -> list[str]:
         if not api.tokens and not is_loopback_host(host):
             # Without tokens every client that can connect may do everything.
             found.append(f"api.{key} must be a loopback address while api.tokens is empty")
+    if api.public_url and not is_origin(api.public_url):
+        found.append(
+            "api.public_url must be an address like https://hooks.example.com, in lower case, without a "
+            "path, a query or a user"
+        )
     names = [token.name for token in api.tokens]
     found += [
         f"api.tokens: the name {name} is used twice" for name in sorted(set(names)) if names.count(name) > 1
+    ]
+    return found
+
+
+def _problems_of_console(console: ConsoleSettings) -> list[str]:
+    found = []
+    name = console.name
+    # Not only control characters: text that reverses the reading order is not printable either.
+    if not 1 <= len(name) <= limits.MAX_CONSOLE_NAME_CHARACTERS or not name.isprintable() or not name.strip():
+        found.append(
+            f"console.name must be 1 to {limits.MAX_CONSOLE_NAME_CHARACTERS} printable characters, "
+            "not only spaces"
+        )
+    found += [
+        f"console.frame_ancestors: {origin!a} must be an origin like https://app.example.com, in lower case, "
+        "without a path"
+        for origin in console.frame_ancestors
+        if not is_origin(origin)
     ]
     return found

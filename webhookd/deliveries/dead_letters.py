@@ -30,6 +30,7 @@ class RequeuedMany(NamedTuple):
     matched: int
     requeued: int
     skipped: int
+    payload_removed: int  # of those: never requeued, and not possible any more
     last_id: int
     subscription_ids: list[int]
 

@@ -6,23 +6,19 @@ follows the events instead, newest first, and ends a page early if too many of t
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import NamedTuple, assert_never
 
 from webhookd.core.errors import Refusal, Refused
 from webhookd.core.limits import MAX_ID
 from webhookd.core.states import SagaStatus
 from webhookd.db.connection import Connection
-from webhookd.db.paging import Arguments, Column, Page, Range, Row, fetch_by_index, piece
+from webhookd.db.paging import OVERLAP, Arguments, Column, Page, Range, Row, fetch_by_index, piece, time_mark
 
 # The most events, or sagas, that a page looks at to find those of an event type: about 0.1 s.
 MAX_EXAMINED = 10_000
 # The next step looks at so many times more events, because the last one did not fill the page.
 STEP_FACTOR = 4
-# A saga's `created_at` is the start of its transaction, and its id comes later. The daemon's sessions end a
-# statement, and an idle transaction, after 12 s, and no transaction has more than two statements (see
-# db/pool.py). So this is the most by which the order of ids and the order of times can differ.
-OVERLAP = timedelta(minutes=1)
 _LATEST = datetime.max.replace(tzinfo=UTC) - OVERLAP
 
 # Why a subscription s is not deliverable, in the order of deliveries/explain.py.
@@ -34,6 +30,7 @@ HELD_BECAUSE = """
 _DELIVERIES_TEMPLATE = """
     select g.id, g.event_id, g.subscription_id, g.status, g.attempt_count, g.next_attempt_at,
         g.final_error_code, g.created_at, g.updated_at, g.dead_letter_id, g.resent_from,
+        (select k.event_type from webhookd.events k where k.id = g.event_id) as event_type,
         case when not s.deliverable and (g.status in ('Pending', 'PendingRetry') or exists (
             select from webhookd.webhook_delivery_jobs j
             where j.saga_id = g.id and j.status in ('Pending', 'Leased')
@@ -106,9 +103,8 @@ _EVENT_OF_SAGA = """
     select e.created_at, e.id
     from webhookd.webhook_delivery_sagas g join webhookd.events e on e.id = g.event_id
     where g.id = $1 and ($2::text is null or e.tenant = $2)"""
-_EVENT = """
-    select e.created_at, e.id from webhookd.events e
-    where e.id = $1 and ($2::text is null or e.tenant = $2)"""
+# For time_mark().
+EVENT_TIMES = ("event", "webhookd.events", "created_at")
 
 
 class DeliveryFilter(NamedTuple):
@@ -231,13 +227,15 @@ async def _event_walk(
     cursor = page.after_id
     if cursor is None:
         return walk
-    query, what = (_EVENT_OF_SAGA, "delivery") if cursor > 0 else (_EVENT, "event")
-    row = await connection.fetchrow(query, abs(cursor), selection.tenant)
-    if row is None:
-        raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: {what} {abs(cursor)} does not exist")
-    at, event_id = row
     if cursor < 0:
-        return walk._replace(mark=(at, event_id))
+        mark = await time_mark(connection, *EVENT_TIMES, -cursor, selection.tenant)
+        return walk._replace(mark=mark)
+    row = await connection.fetchrow(_EVENT_OF_SAGA, cursor, selection.tenant)
+    if row is None:
+        # Without the delivery, nothing says which event it was of: a resent one can be of any earlier event.
+        message = f"cursor: delivery {cursor} does not exist; begin again without a cursor"
+        raise Refused(Refusal.INVALID_ARGUMENT, message)
+    at, event_id = row
     # Below the next id: including this event.
     return walk._replace(mark=(at, event_id + 1), rest_of=(event_id, cursor))
 

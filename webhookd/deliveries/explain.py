@@ -27,7 +27,7 @@ class Reason(StrEnum):
     UNVERIFIED = "unverified"  # not verified when the event was routed
     CHANGED_MEANWHILE = "changed_meanwhile"  # changed by a transaction that was not committed yet
     # The delivery waits.
-    HELD_DELETED = "held_deleted"  # the subscription is deleted: it waits forever
+    HELD_DELETED = "held_deleted"  # the subscription is deleted: it is never sent
     HELD_PAUSED = "held_paused"  # the subscription is paused
     HELD_TENANT = "held_tenant"  # the subscription's tenant is not active
     HELD_INACTIVE = "held_inactive"  # the subscription is disabled
@@ -69,7 +69,7 @@ _TEXTS = {
     Reason.FILTERED: "Not routed: the event does not have the labels of the subscription's filter.",
     Reason.INACTIVE: "Not routed: the subscription was disabled when the event was routed.",
     Reason.UNVERIFIED: "Not routed: the subscription was not verified when the event was routed.",
-    Reason.HELD_DELETED: "Held: the subscription is deleted. The delivery will not be sent.",
+    Reason.HELD_DELETED: "Never sent: the subscription is deleted.",
     Reason.HELD_PAUSED: "Held: the subscription is paused. Holding uses no attempts.",
     Reason.HELD_TENANT: "Held: the tenant is not active. Holding uses no attempts.",
     Reason.HELD_INACTIVE: "Held: the subscription is disabled. Holding uses no attempts.",
@@ -325,11 +325,24 @@ _OTHER_TENANTS = """
             limit $2) o) as others
     from webhookd.events e where e.id = $1"""
 
+# The address that attempt j was sent to, from the history of its subscription (idx_subscription_change), so
+# that no attempt has to store it. A claim reads the address just before the request: if a move was committed
+# at that very moment, this can be the other address. Null: the attempt waits.
+SENT_TO = """
+    (select c.callback_url from webhookd.subscription_changes c
+     where j.status <> 'Pending' and c.subscription_id = j.subscription_id
+         and c.changed_at <= coalesce(j.finished_at, now())
+             - make_interval(secs => coalesce(j.duration_ms, 0) / 1000.0)
+     order by c.changed_at desc, c.id desc limit 1)"""
+
 # The facts about a saga g and its subscription s: the last attempt (uniq_job_saga_attempt), the dead letter
 # that it became (idx_dead_saga), the saga that this was requeued as (uniq_saga_dead_letter), the endpoint's
 # health, and whether other attempts are in the way (idx_saga_in_progress, counted up to the window).
-_FACTS = """
-        s.id as subscription_id, s.callback_url, s.active, s.verified, s.paused, s.tenant_active,
+# A finished delivery shows the address of its last attempt, any other one the address of the next attempt.
+_FACTS_TEMPLATE = """
+        case when g.status in ('Completed', 'DeadLettered') then coalesce({sent_to}, s.callback_url)
+            else s.callback_url end as callback_url,
+        s.id as subscription_id, s.active, s.verified, s.paused, s.tenant_active,
         s.deleted_at is not null as deleted, s.max_attempts, g.id as saga_id, g.status, g.attempt_count,
         g.next_attempt_at, g.final_error_code,
         g.dead_letter_id, g.resent_from,
@@ -348,6 +361,7 @@ _FACTS = """
                 select from webhookd.webhook_delivery_sagas o
                 where o.subscription_id = s.id and o.status = 'InProgress' limit $2) w) >= $2
             else false end as is_window_full"""
+_FACTS = _FACTS_TEMPLATE.format(sent_to=SENT_TO)
 _JOINS = """
     left join lateral (
         select * from webhookd.webhook_delivery_jobs j where j.saga_id = g.id
@@ -431,7 +445,12 @@ async def delivery(connection: Connection, saga_id: int, limits: Limits) -> Row:
     """Return the reason for the status of an existing saga."""
     facts = dict(await fetch_one(connection, _DELIVERY, saga_id, limits.subscription_window))
     explained = _explained(facts, limits)
-    return {"reason": explained.reason, "explanation": explained.text, "buried_as": facts["buried_as"]}
+    return {
+        "reason": explained.reason,
+        "explanation": explained.text,
+        "buried_as": facts["buried_as"],
+        "requeued_as": facts["requeued_as"],
+    }
 
 
 def _event_delivery(row: Row, limits: Limits, *, is_queued: bool) -> Row:

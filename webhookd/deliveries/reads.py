@@ -4,7 +4,7 @@ Lists are sorted newest first and paged by the id of the last row shown: see db/
 deliveries is in delivery_lists.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 
@@ -13,10 +13,10 @@ import msgspec
 from webhookd.core.errors import Refusal, Refused
 from webhookd.core.limits import MAX_ID
 from webhookd.db.connection import Connection
-from webhookd.db.paging import Arguments, Page, Range, Row, fetch_by_index, piece
+from webhookd.db.paging import Arguments, Page, Range, Row, fetch_by_index, piece, time_mark
 from webhookd.deliveries import explain
 from webhookd.deliveries.dead_letters import Filter
-from webhookd.deliveries.delivery_lists import DELIVERIES, HELD_BECAUSE, with_held
+from webhookd.deliveries.delivery_lists import DELIVERIES, EVENT_TIMES, HELD_BECAUSE, with_held
 from webhookd.deliveries.explain import Limits
 from webhookd.http.health import FailingEndpointStatus
 
@@ -39,8 +39,6 @@ _EVENT = """
     select e.id, e.event_type, e.created_at, e.idempotency_key, e.correlation_id, e.tenant,
         coalesce(e.labels, '{}') as labels, e.payload, e.payload_removed_at
     from webhookd.events e where e.id = $1 and ($2::text is null or e.tenant = $2)"""
-_TIME_OF_EVENT = """
-    select e.created_at from webhookd.events e where e.id = $1 and ($2::text is null or e.tenant = $2)"""
 
 _SUBSCRIPTIONS_TEMPLATE = """
     select s.id, s.event_type, s.event_types, s.tenant, s.tenant_active,
@@ -62,27 +60,29 @@ _TENANTS = """
         (select count(*) from webhookd.subscriptions s where s.tenant = t.tenant and s.tenant <> ''
              and s.deleted_at is null) as subscriptions
     from webhookd.tenants t"""
+_NAME_OF_TENANT = "select t.tenant from webhookd.tenants t where t.id = $1"
 
 _SAGA = "select * from webhookd.webhook_delivery_sagas g where g.id = $1"
 
 # By uniq_job_saga_attempt.
-_ATTEMPTS = """
+_ATTEMPTS_TEMPLATE = """
     select j.id, row_number() over (order by j.attempt_at) as attempt, j.status, j.attempt_at, j.created_at,
         j.finished_at, j.response_status, j.error_code, j.duration_ms, j.retry_after_seconds,
-        j.response_excerpt, j.worker_id, j.lease_until, j.lease_resets, j.result_applied_at
+        j.response_excerpt, j.worker_id, j.lease_until, j.lease_resets, j.result_applied_at,
+        {sent_to} as callback_url
     from webhookd.webhook_delivery_jobs j where j.saga_id = $1 order by j.attempt_at"""
+_ATTEMPTS = _ATTEMPTS_TEMPLATE.format(sent_to=explain.SENT_TO)
 
 _DEAD_LETTERS = """
     select d.id, d.saga_id, d.event_id, d.subscription_id, d.final_error_code, d.failed_at,
-        r.id as requeued_saga_id
+        r.id as requeued_saga_id,
+        (select e.payload_removed_at from webhookd.events e where e.id = d.event_id) as payload_removed_at
     from ({0}) d left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id"""
 
-_TIME_OF_DEAD_LETTER = """
-    select d.failed_at from webhookd.dead_letters d where d.id = $1 and ($2::text is null or d.tenant = $2)"""
-
+_DEAD_LETTER_TIMES = ("dead letter", "webhookd.dead_letters", "failed_at")
 _DEAD_LETTER = """
     select d.id, d.saga_id, d.event_id, d.subscription_id, d.final_error_code, d.failed_at,
-        r.id as requeued_saga_id, e.event_type, d.payload_snapshot
+        r.id as requeued_saga_id, e.payload_removed_at, e.event_type, d.payload_snapshot
     from webhookd.dead_letters d
     join webhookd.events e on e.id = d.event_id
     left join webhookd.webhook_delivery_sagas r on r.dead_letter_id = d.id
@@ -111,7 +111,9 @@ async def events(connection: Connection, page: Page, selection: EventFilter) -> 
         rows = piece("webhookd.events e", Range(("e.id",)), _id_mark(page), page.limit, arguments)
         query = f"{_EVENTS.format(rows)} order by e.id desc"
     else:
-        mark = await _time_mark(connection, "event", _TIME_OF_EVENT, page, selection.tenant)
+        mark = None
+        if page.after_id is not None:
+            mark = await time_mark(connection, *EVENT_TIMES, page.after_id, selection.tenant)
         rows = _selected_events(selection, mark, page.limit, arguments)
         query = f"{_EVENTS.format(rows)} order by e.created_at desc, e.id desc"
     return [_decoded(row, "labels") for row in await fetch_by_index(connection, query, arguments)]
@@ -194,10 +196,11 @@ async def subscriptions(
     paused: bool | None = None,
     verified: bool | None = None,
     search: str | None = None,
+    ids: Sequence[int] | None = None,
 ) -> list[Row]:
     """Return subscriptions with their endpoints' health.
 
-    Only the tenant has an index: there are few subscriptions, but there may be many tenants.
+    Only the ids and the tenant have an index: there are few subscriptions, but there may be many tenants.
     """
     arguments = Arguments()
     equals = {
@@ -215,6 +218,8 @@ async def subscriptions(
         tests.append(f"{arguments.add(event_type)} = any(s.event_types)")
     if search is not None:
         tests.append(_FOUND_SUBSCRIPTION.format(arguments.add(search.lower())))
+    if ids is not None:
+        tests.append(f"s.id = any({arguments.add(list(ids))}::bigint[])")
     where = " and ".join(["s.deleted_at is null", *tests])
     query = f"{_SUBSCRIPTIONS} where {where} order by s.id desc limit {arguments.add(page.limit)}"
     return [_with_health(dict(row)) for row in await connection.fetch(query, *arguments)]
@@ -228,16 +233,30 @@ async def subscription(connection: Connection, subscription_id: int, tenant: str
     return _with_health(await _found(connection, "subscription", query, subscription_id, tenant))
 
 
-async def tenants(connection: Connection, page: Page, only_tenant: str | None = None) -> list[Row]:
-    """Return tenants, newest first."""
-    after_id = MAX_ID if page.after_id is None else page.after_id
-    rows = await connection.fetch(
-        f"{_TENANTS} where t.id < $1 and ($3::text is null or t.tenant = $3) order by t.id desc limit $2",
-        after_id,
-        page.limit,
-        only_tenant,
-    )
-    return [dict(row) for row in rows]
+async def tenants(
+    connection: Connection, page: Page, only_tenant: str | None = None, prefix: str | None = None
+) -> list[Row]:
+    """Return tenants, newest first; with a prefix, in the order of their names, by the primary key."""
+    arguments = Arguments()
+    tests = []
+    if prefix is None:
+        tests.append(f"t.id < {arguments.add(MAX_ID if page.after_id is None else page.after_id)}")
+    else:
+        after = None
+        if page.after_id is not None:
+            after = await connection.fetchval(_NAME_OF_TENANT, page.after_id)
+            if after is None:
+                detail = f"cursor: tenant {page.after_id} does not exist; begin again without a cursor"
+                raise Refused(Refusal.INVALID_ARGUMENT, detail)
+        # Every character of a name is below ~.
+        tests.append(f"t.tenant >= {arguments.add(prefix)} and t.tenant < {arguments.add(prefix + '~')}")
+        if after is not None:
+            tests.append(f"t.tenant > {arguments.add(after)}")
+    if only_tenant is not None:
+        tests.append(f"t.tenant = {arguments.add(only_tenant)}")
+    order = "t.id desc" if prefix is None else "t.tenant"
+    query = f"{_TENANTS} where {' and '.join(tests)} order by {order} limit {arguments.add(page.limit)}"
+    return [dict(row) for row in await connection.fetch(query, *arguments)]
 
 
 async def tenant(connection: Connection, name: str, only_tenant: str | None = None) -> Row:
@@ -291,7 +310,9 @@ async def dead_letters(connection: Connection, page: Page, selection: Filter) ->
     }
     given = {name: value for name, value in equals.items() if value is not None}
     part = Range((*given, "d.failed_at", "d.id"), tuple(given.values()), failed_after, failed_before)
-    mark = await _time_mark(connection, "dead letter", _TIME_OF_DEAD_LETTER, page, tenant)
+    mark = None
+    if page.after_id is not None:
+        mark = await time_mark(connection, *_DEAD_LETTER_TIMES, page.after_id, tenant)
     arguments = Arguments()
     only = "true"
     if tenant is not None:
@@ -322,22 +343,6 @@ async def _found(connection: Connection, what: str, query: str, row_id: int, ten
 
 def _id_mark(page: Page) -> tuple[int] | None:
     return None if page.after_id is None else (page.after_id,)
-
-
-async def _time_mark(
-    connection: Connection, what: str, time_of_row: str, page: Page, tenant: str | None
-) -> tuple[datetime, int] | None:
-    """Return the position of the previous page's last row in a list by time. Its row never changes."""
-    if page.after_id is None:
-        return None
-    time = await connection.fetchval(time_of_row, page.after_id, tenant)
-    if time is None:
-        # Retention may have removed it since the previous page.
-        raise Refused(
-            Refusal.INVALID_ARGUMENT,
-            f"cursor: {what} {page.after_id} does not exist; begin again without a cursor",
-        )
-    return time, page.after_id
 
 
 def _with_health(row: Row) -> Row:
@@ -395,8 +400,13 @@ async def failing_endpoints(connection: Connection, limit: int) -> list[FailingE
     """Return the endpoints that have been failing for longest."""
     rows = await connection.fetch(
         """
-        select h.subscription_id, h.failing_since, h.consecutive_failures, h.last_error_code
-        from webhookd.endpoint_health h where h.failing_since is not null order by h.failing_since limit $1
+        select h.subscription_id, s.callback_url, s.description, h.failing_since, h.consecutive_failures,
+            h.last_error_code
+        from webhookd.endpoint_health h
+        cross join lateral (
+            select * from webhookd.subscriptions k where k.id = h.subscription_id and k.deleted_at is null) s
+        where h.failing_since is not null
+        order by h.failing_since limit $1
         """,
         limit,
     )

@@ -56,6 +56,7 @@ class Replayed(NamedTuple):
     examined: int
     matched: int
     created: int
+    payload_removed: int  # would match, but cannot be sent any more
     last_event_id: int
 
 

@@ -18,22 +18,30 @@ from webhookd.http.responses import Problem
 
 ACTOR = "actor"  # the request's key for the token's name
 TENANT = "tenant"  # the request's key for the tenant that the token is bound to, or None
+TOKEN = "token"  # noqa: S105  the request's key for the Token, or None where no token is required
 ANONYMOUS = "api"  # the actor where no token is required
 
 _SCHEME = "bearer "
 
 
 class Caller(NamedTuple):
-    """Who sent a request: the name of the token, and the tenant that it is bound to."""
+    """Who sent a request: the name of the token, the tenant that it is bound to, and the token itself."""
 
     name: str
     tenant: str | None = None
+    token: Token | None = None
 
 
 def tenant_of(request: web.Request) -> str | None:
     """Return the tenant whose rows the request may see; None: all rows."""
     tenant: str | None = request[TENANT]
     return tenant
+
+
+def token_of(request: web.Request) -> Token | None:
+    """Return the token that the request was sent with; None where no token is required."""
+    token: Token | None = request[TOKEN]
+    return token
 
 
 class Auth:
@@ -56,7 +64,7 @@ class Auth:
                     close=True,
                 )
             return Caller(ANONYMOUS)
-        token = _matching(tokens, request.headers.getall("Authorization", []))
+        token = matching_token(tokens, _presented(request.headers.getall("Authorization", [])))
         if token is None:
             raise Problem(
                 401,
@@ -70,21 +78,23 @@ class Auth:
         if token.tenant is not None and not for_tenants:
             raise Problem(403, "forbidden", "a token that is bound to a tenant cannot use this", close=True)
         name = token.name.strip()
-        return Caller(name if name and name.isprintable() else ANONYMOUS, token.tenant)
+        return Caller(name if name and name.isprintable() else ANONYMOUS, token.tenant, token)
 
 
-def _matching(tokens: tuple[Token, ...], given: list[str]) -> Token | None:
+def matching_token(tokens: tuple[Token, ...], presented: str) -> Token | None:
     """Return the matching token. Every digest is compared in constant time, whether one matched or not."""
-    value = given[0] if len(given) == 1 else ""
-    if value[: len(_SCHEME)].lower() != _SCHEME:
-        value = ""
-    presented = value[len(_SCHEME) :].strip()
     digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).hexdigest()
     found = None
     for token in tokens:
         if hmac.compare_digest(digest, token.sha256.lower()) and presented:
             found = token
     return found
+
+
+def _presented(given: list[str]) -> str:
+    """Return the token of an Authorization header, or the empty text."""
+    value = given[0] if len(given) == 1 else ""
+    return value[len(_SCHEME) :].strip() if value[: len(_SCHEME)].lower() == _SCHEME else ""
 
 
 def _is_local(request: web.Request) -> bool:

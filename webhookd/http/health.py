@@ -66,6 +66,8 @@ class FailingEndpointStatus(TypedDict):
     """A failing endpoint. It gets one request at a time until a request succeeds."""
 
     subscription_id: Id
+    callback_url: Annotated[str, Meta(examples=["https://receiver.example/hook"])]
+    description: Annotated[str | None, Meta(examples=["The shop's warehouse"])]
     failing_since: Time
     consecutive_failures: Count
     last_error_code: ErrorCode | None
@@ -129,6 +131,7 @@ class RetentionStatus(TypedDict):
     jobs_days: Days
     job_ledger_days: Days
     job_workflows_days: Days
+    stats_days: Days
     swept_before: Annotated[
         Time | None, Meta(description="every event from before this time was examined; null: not yet")
     ]

@@ -1,4 +1,7 @@
-"""HTML pages: elements with escaped text, the layout with its style, and the security headers."""
+"""The HTML of /docs: elements with escaped text, the layout with its style, and the security headers.
+
+The pages of the console are templates: see webhookd/console.
+"""
 
 import base64
 import hashlib
@@ -8,11 +11,10 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from webhookd.http.responses import HEADERS, Problem
+from webhookd.http.responses import HEADERS
 from webhookd.http.routes import HTML
 
 STYLE = resources.files(__package__).joinpath("style.css").read_text()
-UNAUTHORIZED = 401
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'%3E"
@@ -71,15 +73,13 @@ def table(heads: tuple[str, ...], rows: "list[tuple[Part, ...]]", **attributes: 
     return element("table", element("thead", head), element("tbody", *body), **attributes)
 
 
-def page(title: str, *content: Part, kind: str, refresh_seconds: int | None = None) -> str:
-    """Return a complete document. A refresh reloads the page, which keeps the scroll position."""
-    refresh = refresh_seconds and element("meta", http_equiv="refresh", content=str(refresh_seconds))
+def page(title: str, *content: Part, kind: str) -> str:
+    """Return a complete document."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        refresh,
         element("title", title),
         element("link", rel="icon", href=_ICON),
         element("style", Markup(STYLE)),
@@ -89,7 +89,7 @@ def page(title: str, *content: Part, kind: str, refresh_seconds: int | None = No
 
 def links(here: str) -> Markup:
     """Return the navigation links; `here` is the current page."""
-    pages = {"/": "Status", "/docs": "API", "/status": "JSON", "/metrics": "Metrics"}
+    pages = {"/": "Console", "/docs": "API", "/status": "JSON", "/metrics": "Metrics"}
     found = (
         element("a", name, href=path, aria_current="page" if path == here else None)
         for path, name in pages.items()
@@ -100,27 +100,3 @@ def links(here: str) -> Markup:
 def page_response(text: str, status: int = 200) -> web.Response:
     """Return a page as a response."""
     return web.Response(text=text, status=status, content_type=HTML, headers=_HEADERS)
-
-
-def problem_page(problem: Problem) -> web.Response:
-    """Return an error as a page, with instructions on how to send a token."""
-    how = element(
-        "p",
-        "webhookd reads the token only from the header ",
-        element("code", "Authorization: Bearer …"),
-        ", never from a URL, because URLs are kept in histories and logs. Use curl, or let a proxy or a "
-        "browser extension add the header:",
-    )
-    command = element("pre", 'curl -H "Authorization: Bearer $TOKEN" http://this-address/status')
-    content = element(
-        "main",
-        element("h1", problem.title),
-        element("p", problem.detail, class_="lead"),
-        joined(how, command) if problem.status == UNAUTHORIZED else None,
-        element("p", element("a", "The API documentation", href="/docs"), " needs no token."),
-    )
-    response = page_response(page(f"webhookd: {problem.title}", content, kind="problem"), problem.status)
-    response.headers.update(problem.headers)
-    if problem.close:
-        response.force_close()
-    return response

@@ -13,7 +13,14 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from webhookd.core.limits import DEFAULT_PAGE_SIZE, MAX_ID, MAX_ID_DIGITS, MAX_KEY_CHARACTERS, MAX_PAGE_SIZE
+from webhookd.core.limits import (
+    DEFAULT_PAGE_SIZE,
+    MAX_ID,
+    MAX_ID_DIGITS,
+    MAX_KEY_CHARACTERS,
+    MAX_LISTED_IDS,
+    MAX_PAGE_SIZE,
+)
 from webhookd.db.paging import Page
 from webhookd.http.auth import tenant_of
 from webhookd.http.fields import Id, IdempotencyKey
@@ -37,6 +44,7 @@ FORMATS = {
     "tenant": "1 to 100 letters, digits and . _ : -",
     "idempotency_key": f"1 to {MAX_KEY_CHARACTERS} characters without control characters",
     "correlation_id": "visible ASCII, without spaces at the ends",
+    "ids": f"1 to {MAX_LISTED_IDS} ids, separated by commas",
 }
 # Of a subscription's event types. Only their regular expression has this text.
 PATTERN_FORMS = (

@@ -18,11 +18,10 @@ from aiohttp import web
 
 from webhookd.core.errors import CannotListen, DatabaseUnavailable, Refused
 from webhookd.core.settings import Settings, host_and_port
-from webhookd.http.auth import ACTOR, TENANT, Auth
-from webhookd.http.pages import problem_page
+from webhookd.http.auth import ACTOR, TENANT, TOKEN, Auth
 from webhookd.http.requests import CONTINUE
 from webhookd.http.responses import Problem, internal, invalid, of_http, of_refusal, unavailable
-from webhookd.http.routes import HTML, Handler, Route
+from webhookd.http.routes import Handler, Route
 
 log = logging.getLogger(__name__)
 
@@ -91,19 +90,22 @@ class Site:
     ) -> None:
         self._listening = listening
         self._settings = settings
-        self._auth = Auth(settings, on_loopback=ip_address(listening.getsockname()[0]).is_loopback)
+        self.auth = Auth(settings, on_loopback=ip_address(listening.getsockname()[0]).is_loopback)
         self._routes = tuple(routes)
 
     async def run(self) -> None:
         app = web.Application(middlewares=[errors_to_problems])
-        for route in self._routes:
+        handlers = [(route.method, route.path, self._guarded(route)) for route in self._routes]
+        for method, path, handler in (*handlers, *self._pages()):
             # Not add_get, which would also serve HEAD.
-            app.router.add_route(
-                route.method, route.path, self._guarded(route), expect_handler=check_expectation
-            )
+            app.router.add_route(method, path, handler, expect_handler=check_expectation)
         app.on_response_prepare.append(self._before_response)
         app.on_shutdown.append(self._on_shutdown)
         await serve(app, self._listening, self._settings)
+
+    def _pages(self) -> Iterable[tuple[str, str, Handler]]:
+        """Return method, path and handler of each page. Pages check the caller themselves."""
+        return ()
 
     async def _before_response(self, request: web.Request, response: web.StreamResponse) -> None:
         """Run before every response is sent."""
@@ -116,13 +118,8 @@ class Site:
             return route.handler
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            try:
-                caller = self._auth.require(request, scope, for_tenants=route.for_tenants)
-                request[ACTOR], request[TENANT] = caller
-            except Problem as problem:
-                if route.media_type != HTML:
-                    raise
-                return problem_page(problem)
+            caller = self.auth.require(request, scope, for_tenants=route.for_tenants)
+            request[ACTOR], request[TENANT], request[TOKEN] = caller
             if route.refuses_queries and request.query_string:
                 raise invalid("this route takes no query parameters", "invalid_parameter", close=True)
             return await route.handler(request)

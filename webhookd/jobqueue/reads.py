@@ -95,7 +95,10 @@ async def jobs(
     if after_id is not None:
         time = await connection.fetchval(_TIME_OF_JOB, after_id)
         if time is None:
-            raise Refused(Refusal.INVALID_ARGUMENT, f"cursor: job {after_id} does not exist")
+            raise Refused(
+                Refusal.INVALID_ARGUMENT,
+                f"cursor: job {after_id} does not exist; begin again without a cursor",
+            )
         mark = (time, after_id)
     arguments = Arguments()
     pieces = [piece(_JOBS, part, mark, limit, arguments, _COLUMNS) for part in _ranges(status, kind)]

@@ -4,6 +4,7 @@ import binascii
 import hmac
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 
@@ -31,6 +32,12 @@ def sign(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes) -
     # Our own ids are ASCII, but a received header, when verifying, may hold any bytes.
     signed = b"%s.%d.%s" % (message_id.encode("utf-8", "surrogateescape"), timestamp, body)
     return " ".join([_signature(secret, signed) for secret in secrets])
+
+
+def standard_body(event_type: str, created_at: datetime, payload: bytes) -> bytes:
+    """Make the body of the format `standard`, as webhookd.standard_body() makes that of a delivery."""
+    timestamp = created_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return b'{"type":"%s","timestamp":"%s","data":%s}' % (event_type.encode(), timestamp.encode(), payload)
 
 
 def verify(

@@ -1,14 +1,14 @@
 """/v1/erasures: the progress of erasures, and afterwards the evidence."""
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from aiohttp import web
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from webhookd.db.paging import Row
 from webhookd.http import fields
 from webhookd.http.auth import tenant_of
-from webhookd.http.requests import Paged, path_id, read_query
+from webhookd.http.requests import Paged, own_filters, path_id, read_query
 from webhookd.http.responses import HEADERS, encoded, json_response, list_response
 from webhookd.http.routes import DatabaseResource, route
 from webhookd.retention import queries
@@ -18,6 +18,16 @@ ACCEPTED = 202
 
 class ErasuresQuery(Paged, kw_only=True):
     """GET /v1/erasures."""
+
+    status: Literal["running", "finished"] | UnsetType = UNSET
+    tenant: (
+        Annotated[
+            fields.Tenant,
+            Meta(description="of this tenant and its subscriptions, also after its name was erased"),
+        ]
+        | UnsetType
+    ) = UNSET
+    subscription_id: fields.Id | UnsetType = UNSET
 
 
 class Erasure(TypedDict):
@@ -73,7 +83,8 @@ class Erasures(DatabaseResource):
     @route("GET /v1/erasures", "read", "List erasures", ErasurePage, query=ErasuresQuery, for_tenants=True)
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, ErasuresQuery)
-        rows = await self._database.run(queries.erasures, query.page, tenant_of(request))
+        selection = queries.ErasureFilter(**own_filters(request, query), only_tenant=tenant_of(request))
+        rows = await self._database.run(queries.erasures, query.page, selection)
         return list_response([_shown(row) for row in rows], query.limit)
 
     @route(

@@ -50,6 +50,18 @@ class Progress(NamedTuple):
     erasures: int  # that are not finished
 
 
+class ErasureFilter(NamedTuple):
+    """Selects erasures; None matches all. `only_tenant`: the others do not exist."""
+
+    status: Literal["running", "finished"] | None = None
+    tenant: str | None = None
+    subscription_id: int | None = None
+    only_tenant: str | None = None
+
+
+ALL = ErasureFilter()
+
+
 async def take_turn(connection: Connection, holder: str, seconds: float) -> bool:
     """Take, extend or (with 0 seconds) give back the turn; False if another instance has it."""
     taken: bool = await connection.fetchval("select webhookd.take_retention_turn($1, $2)", holder, seconds)
@@ -128,6 +140,29 @@ async def sweep_jobs(
         settings.job_workflows_days,
     )
     return _batch(row)
+
+
+async def sweep_stats(
+    connection: Connection, holder: str, batch_size: int, settings: RetentionSettings
+) -> Batch:
+    """Add up a batch of statistics by minute into hours, and delete a batch of expired hours."""
+    query = "select * from webhookd.sweep_stats($1, $2, $3)"
+    row = await fetch_one(connection, query, holder, batch_size, settings.stats_days)
+    examined = row["merged"] + row["stats"]
+    return Batch(row["refused"], examined, {"stats": row["stats"]}, row["more"])
+
+
+async def expired_stats(connection: Connection, settings: RetentionSettings) -> int:
+    """Count the rows of statistics that a pass would delete now. Uses idx_delivery_stats_day."""
+    number: int = await connection.fetchval(
+        """
+        select count(*) from webhookd.delivery_stats_hours t
+        where $1 > 0 and date_bin('1 day', t.hour, '2000-01-01 00:00:00+00')
+            <= now() - make_interval(secs => ($1 + 1) * 86400)
+        """,
+        settings.stats_days,
+    )
+    return number
 
 
 async def erase(
@@ -223,14 +258,25 @@ async def erasure(connection: Connection, erasure_id: int, tenant: str | None = 
     return dict(row)
 
 
-async def erasures(connection: Connection, page: Page, tenant: str | None = None) -> list[Row]:
-    """Return erasures, newest first."""
+async def erasures(connection: Connection, page: Page, selection: ErasureFilter = ALL) -> list[Row]:
+    """Return erasures, newest first. There are few: the filters need no index."""
+    tests = ["e.id < coalesce($1, 9223372036854775807)"]
+    arguments: list[object] = [page.after_id, page.limit]
+
+    def test(condition: str, value: object) -> None:
+        if value is not None:
+            arguments.append(value)
+            tests.append(condition.format(f"${len(arguments)}"))
+
+    test("(e.finished_at is not null) = {0}", selection.status and selection.status == "finished")
+    # A finished erasure names its tenant only by the SHA-256.
+    test(
+        "(e.tenant = {0} or e.tenant_sha256 = encode(sha256(convert_to({0}, 'UTF8')), 'hex'))",
+        selection.tenant,
+    )
+    test("e.tenant = {0}", selection.only_tenant)
+    test("e.subscription_id = {0}", selection.subscription_id)
     rows = await connection.fetch(
-        f"""{_ERASURE}
-        where e.id < coalesce($1, 9223372036854775807) and ($2::text is null or e.tenant = $2)
-        order by e.id desc limit $3""",
-        page.after_id,
-        tenant,
-        page.limit,
+        f"{_ERASURE} where {' and '.join(tests)} order by e.id desc limit $2", *arguments
     )
     return [dict(row) for row in rows]

@@ -101,6 +101,10 @@ class Sweeper:
             yield NamedStep(
                 "jobs", lambda connection, size: queries.sweep_jobs(connection, holder, size, settings)
             )
+        # Also if they are kept forever: the minutes become hours.
+        yield NamedStep(
+            "stats", lambda connection, size: queries.sweep_stats(connection, holder, size, settings)
+        )
 
     async def batches(self, step: NamedStep) -> AsyncIterator[Batch]:
         """Run a step batch by batch, with a rest after each, until its end or a reload with other periods."""

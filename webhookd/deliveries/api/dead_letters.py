@@ -69,6 +69,13 @@ class DeadLetter(TypedDict):
     requeued_saga_id: Annotated[
         fields.Id | None, Meta(description="the delivery that it was requeued as, if any")
     ]
+    payload_removed_at: Annotated[
+        fields.Time | None,
+        Meta(
+            examples=[None],
+            description="when retention removed its payload: it cannot be requeued; null: never",
+        ),
+    ]
 
 
 class DeadLetterWithPayload(DeadLetter):
@@ -98,7 +105,19 @@ class RequeueResult(TypedDict):
     requeued: fields.Count
     skipped: Annotated[
         int,
-        Meta(ge=0, examples=[0], description="requeued before, or nothing is routed to its subscription"),
+        Meta(
+            ge=0,
+            examples=[0],
+            description="requeued before, nothing is routed to its subscription, or its payload was removed",
+        ),
+    ]
+    payload_removed: Annotated[
+        int,
+        Meta(
+            ge=0,
+            examples=[0],
+            description="of the skipped: not requeued before, and its payload was removed by retention",
+        ),
     ]
     last_id: NotRequired[
         Annotated[
@@ -191,7 +210,7 @@ class DeadLetters(DatabaseResource):
             raise Problem(404, "not_found", "no such tenant")
         chosen = msgspec.structs.asdict(body.filter) | {"tenant": bound or wanted}
         selection = Filter(**chosen)._replace(failed_before=failed_before)
-        matched = requeued = 0
+        matched = requeued = payload_removed = 0
         after_id, done = body.after_id, False
         while not done and (body.limit is None or matched < body.limit):
             size = REQUEUE_BATCH if body.limit is None else min(REQUEUE_BATCH, body.limit - matched)
@@ -202,8 +221,14 @@ class DeadLetters(DatabaseResource):
                 self._wakeups.wake(Work.SAGAS, batch.subscription_ids, notify=True)
             matched += batch.matched
             requeued += batch.requeued
+            payload_removed += batch.payload_removed
             after_id, done = batch.last_id, batch.matched < size
-        counts = RequeueResult(matched=matched, requeued=requeued, skipped=matched - requeued)
+        counts = RequeueResult(
+            matched=matched,
+            requeued=requeued,
+            skipped=matched - requeued,
+            payload_removed=payload_removed,
+        )
         if body.limit is not None:
             # The values for the next request: start after this id, and end at this time.
             counts["last_id"] = None if done else after_id

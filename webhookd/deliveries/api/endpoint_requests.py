@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, TypedDict
 from uuid import uuid4
 
@@ -25,7 +25,7 @@ from webhookd.http.routes import DatabaseResource, QueryRunner, route
 from webhookd.outbound.client import VERIFICATION_CONNECTIONS, GuardedClient
 from webhookd.outbound.endpoint import EndpointProblem, check_headers
 from webhookd.outbound.outcome import Failure, Outcome
-from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage, sign
+from webhookd.outbound.signatures import CHALLENGE_EVENT_TYPE, ChallengeMessage, sign, standard_body
 from webhookd.wakeups import Work
 
 TEST_EVENT_TYPE = "webhookd.test"
@@ -86,7 +86,7 @@ class EndpointRequests:
         is_ping = method == "ping"
         event_type = PING_EVENT_TYPE if is_ping else CHALLENGE_EVENT_TYPE
         body = (
-            _standard_body(PING_EVENT_TYPE, now, b"{}")
+            standard_body(PING_EVENT_TYPE, now, b"{}")
             if is_ping
             else msgspec.json.encode(ChallengeMessage(started.challenge))
         )
@@ -110,7 +110,7 @@ class EndpointRequests:
             raise invalid(f"event_type must not start with {RESERVED_EVENT_TYPE_PREFIX}")
         body = TEST_PAYLOAD if isinstance(test.payload, UnsetType) else bytes(test.payload)
         if prepared.format == "standard":
-            body = _standard_body(test.event_type, prepared.now, body)
+            body = standard_body(test.event_type, prepared.now, body)
         message_id = f"test_{uuid4().hex}"
         headers = _signed_headers(
             prepared.secrets, prepared.headers, message_id, test.event_type, prepared.now, body
@@ -139,12 +139,6 @@ def _signed_headers(
         "webhook-signature": sign(secrets, message_id, timestamp, body),
         "webhook-event-type": event_type,
     }
-
-
-def _standard_body(event_type: str, now: datetime, payload: bytes) -> bytes:
-    """Return the body of the format `standard`, as webhookd.standard_body() makes it."""
-    timestamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return b'{"type":"%s","timestamp":"%s","data":%s}' % (event_type.encode(), timestamp.encode(), payload)
 
 
 def _require_success(outcome: Outcome) -> None:

@@ -183,7 +183,13 @@ class EventDelivery(TypedDict):
     """The delivery of an event to one subscription, or why there is none."""
 
     subscription_id: fields.Id
-    callback_url: fields.CallbackUrl
+    callback_url: Annotated[
+        fields.CallbackUrl,
+        Meta(
+            description="of a finished delivery: the address that its last attempt was sent to; otherwise "
+            "the present address of the subscription"
+        ),
+    ]
     status: EventDeliveryStatus
     reason: Reason
     explanation: fields.Sentence
@@ -230,6 +236,7 @@ class Delivery(TypedDict):
 
     id: fields.Id
     event_id: fields.Id
+    event_type: fields.EventType
     subscription_id: fields.Id
     status: DeliveryStatus
     attempt_count: fields.Count
@@ -251,6 +258,13 @@ class Attempt(TypedDict):
     status: AttemptStatus
     attempt_at: Annotated[fields.Time, Meta(description="when it was due; not when it was sent")]
     created_at: fields.Time
+    callback_url: Annotated[
+        fields.CallbackUrl | None,
+        Meta(
+            description="the address that it was sent to, also if the subscription was moved since; null: "
+            "not sent yet. If the move was at the moment of the request, it can be the other address"
+        ),
+    ]
     finished_at: fields.Time | None
     response_status: Annotated[int, Meta(examples=[503])] | None
     error_code: fields.ErrorCode | None
@@ -275,6 +289,10 @@ class DeliveryWithAttempts(Delivery):
     reason: Reason
     explanation: fields.Sentence
     buried_as: BuriedAs
+    requeued_as: Annotated[
+        fields.Id | None,
+        Meta(examples=[None], description="the delivery that its dead letter was requeued as"),
+    ]
     attempts: list[Attempt]
 
 

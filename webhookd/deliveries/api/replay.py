@@ -55,6 +55,14 @@ class ReplayResult(TypedDict):
     created: Annotated[
         int, Meta(ge=0, examples=[20], description="new deliveries; in a dry run, expected ones")
     ]
+    payload_removed: Annotated[
+        int,
+        Meta(
+            ge=0,
+            examples=[0],
+            description="not in `matched`: events without payload, which retention removed",
+        ),
+    ]
     started_at: fields.Time
     until: fields.Time
     last_event_id: Annotated[
@@ -86,7 +94,13 @@ class Replays(DatabaseResource):
         started_at = min(body.started_at or now, now)
         what = Replay(subscription_id, body.since, until, body.event_types, body.include == "all", started_at)
         counts = ReplayResult(
-            examined=0, matched=0, created=0, started_at=started_at, until=until, last_event_id=None
+            examined=0,
+            matched=0,
+            created=0,
+            payload_removed=0,
+            started_at=started_at,
+            until=until,
+            last_event_id=None,
         )
         after_id, done = body.after_event_id, False
         while not done and (body.limit is None or counts["examined"] < body.limit):
@@ -100,6 +114,7 @@ class Replays(DatabaseResource):
             counts["examined"] += batch.examined
             counts["matched"] += batch.matched
             counts["created"] += batch.created
+            counts["payload_removed"] += batch.payload_removed
             after_id, done = batch.last_event_id, batch.examined < size
         counts["last_event_id"] = None if done else after_id
         return json_response(counts)

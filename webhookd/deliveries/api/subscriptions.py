@@ -10,7 +10,15 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from webhookd.core.limits import MAX_PER_SECOND, MAX_SECRET_CHARACTERS, MAX_URL_CHARACTERS, SECRET
+from webhookd.core.limits import (
+    ID_LIST,
+    MAX_ID,
+    MAX_LISTED_IDS,
+    MAX_PER_SECOND,
+    MAX_SECRET_CHARACTERS,
+    MAX_URL_CHARACTERS,
+    SECRET,
+)
 from webhookd.core.settings import VerificationMethod
 from webhookd.db.paging import Row
 from webhookd.deliveries import reads, subscriptions
@@ -143,6 +151,27 @@ class SubscriptionsQuery(Paged, kw_only=True):
         ]
         | UnsetType
     ) = UNSET
+    ids: (
+        Annotated[
+            str,
+            Meta(
+                pattern=ID_LIST,
+                examples=["7,42"],
+                description=f"up to {MAX_LISTED_IDS} ids, separated by commas. Ids of deleted subscriptions "
+                "are left out",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The filters, with the ids as numbers. An id that is too large cannot exist."""
+        given = super().filters
+        if "ids" in given:
+            numbers = map(int, given["ids"].split(","))
+            given["ids"] = [number for number in numbers if number <= MAX_ID]
+        return given
 
 
 class EndpointHealth(TypedDict):

@@ -10,7 +10,7 @@ from webhookd.core.limits import FREE_TEXT, MAX_SUBSCRIPTIONS, MAX_TENANT_NAME_C
 from webhookd.deliveries import reads, tenants
 from webhookd.http import fields
 from webhookd.http.auth import ACTOR, tenant_of
-from webhookd.http.requests import Paged, given_fields, read_json, read_query
+from webhookd.http.requests import Paged, given, given_fields, read_json, read_query
 from webhookd.http.responses import json_response, list_response
 from webhookd.http.routes import TENANT_ID, DatabaseResource, OtherResponse, route
 from webhookd.retention import queries as retention
@@ -47,6 +47,14 @@ class TenantChange(msgspec.Struct, forbid_unknown_fields=True):
 class TenantsQuery(Paged, kw_only=True):
     """GET /v1/tenants."""
 
+    prefix: (
+        Annotated[
+            fields.Tenant,
+            Meta(description="only tenants whose id begins with this; the list is in the order of their ids"),
+        ]
+        | UnsetType
+    ) = UNSET
+
 
 class Tenant(TypedDict):
     """A tenant. It is created by a PUT, or by its first subscription."""
@@ -74,7 +82,7 @@ class Tenants(DatabaseResource):
     @route("GET /v1/tenants", "read", "List tenants", TenantPage, query=TenantsQuery, for_tenants=True)
     async def _list(self, request: web.Request) -> web.Response:
         query = read_query(request, TenantsQuery)
-        rows = await self._database.run(reads.tenants, query.page, tenant_of(request))
+        rows = await self._database.run(reads.tenants, query.page, tenant_of(request), given(query.prefix))
         return list_response(rows, query.limit)
 
     @route(f"GET {_PATH}", "read", "Get a tenant", Tenant, for_tenants=True)

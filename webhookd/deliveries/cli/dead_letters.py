@@ -157,7 +157,7 @@ def _requeue_each(client: Client, dead_letter_ids: Sequence[int], *, as_json: bo
 
 def _requeue_matching(client: Client, which: dict[str, Any], *, yes: bool, as_json: bool) -> None:
     """Count the dead letters; with `yes`, requeue those, but none that were added meanwhile."""
-    counted = Counter(matched=0, requeued=0, skipped=0)
+    counted = Counter(matched=0, requeued=0, skipped=0, payload_removed=0)
     bound = dict(which)
     for batch in _batches(client, which, dry_run=True):
         counted.update({name: batch[name] for name in counted})
@@ -195,8 +195,13 @@ def _print_counts(counts: Counter[str], what: str, *, as_json: bool, dry_run: bo
     if as_json:
         output.show_json(msgspec.json.encode({**counts, "dry_run": dry_run}))
         return
-    matched, requeued, skipped = counts.values()
-    why = " (already requeued, or the subscription is disabled, deleted or unverified)" if skipped else ""
+    matched, requeued, skipped, payload_removed = counts.values()
+    reasons = []
+    if payload_removed:
+        reasons.append(f"{payload_removed} whose payload was removed")
+    if skipped > payload_removed:
+        reasons.append("already requeued, or the subscription is disabled, deleted or unverified")
+    why = f" ({'; '.join(reasons)})" if reasons else ""
     click.echo(f"{matched} match, {requeued} {what}, {skipped} skipped{why}")
 
 
@@ -208,8 +213,10 @@ def _command(which: Mapping[str, Any]) -> str:
 
 def _cells(row: Mapping[str, Any]) -> output.Row:
     ids = (str(row[name]) for name in ("id", "event_id", "subscription_id"))
-    error, requeued_as = output.text(row["final_error_code"]), output.text(row["requeued_saga_id"])
-    return (*ids, output.time_cell(row["failed_at"]), error, requeued_as)
+    error, requeued_as = output.text(row["final_error_code"]), row["requeued_saga_id"]
+    if requeued_as is None and row["payload_removed_at"] is not None:
+        requeued_as = "payload removed"
+    return (*ids, output.time_cell(row["failed_at"]), error, output.text(requeued_as))
 
 
 def _facts(letter: Mapping[str, msgspec.Raw]) -> Iterator[tuple[str, output.Cell]]:
@@ -222,5 +229,8 @@ def _facts(letter: Mapping[str, msgspec.Raw]) -> Iterator[tuple[str, output.Cell
     yield "error", output.text(known["final_error_code"])
     requeued = known["requeued_saga_id"]
     yield "requeued", "no" if requeued is None else f"as delivery {requeued}"
+    if known["payload_removed_at"] is not None:
+        yield "payload", f"removed by retention {output.time_field(known['payload_removed_at'])}"
+        return
     payload = bytes(letter["payload_snapshot"]).decode("utf-8", "replace")
     yield "payload", excerpt(payload, PAYLOAD_CHARACTERS)

@@ -27,6 +27,7 @@ EXCERPT_CHARACTERS = 60
 
 # As the command line names them elsewhere.
 HOLDS = {"tenant_inactive": "tenant inactive", "unverified": "not verified"}
+DELETED = "never sent: the subscription is deleted"
 
 delivery_ids = click.argument("delivery_ids", metavar="ID...", type=row_id, nargs=-1, required=True)
 
@@ -131,7 +132,7 @@ def retry(client: Client, *, delivery_ids: tuple[int, ...], as_json: bool) -> No
 
 def _cells(row: Mapping[str, Any]) -> output.Row:
     if reason := row["held_because"]:
-        last = f"held: {HOLDS.get(reason, reason)}"
+        last = DELETED if reason == "deleted" else f"held: {HOLDS.get(reason, reason)}"
     elif row["status"] == SagaStatus.PENDING_RETRY:
         last = output.time_cell(row["next_attempt_at"])
     else:
@@ -142,16 +143,21 @@ def _cells(row: Mapping[str, Any]) -> output.Row:
 
 
 def _delivery_parts(saga: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield _headline(f"delivery {saga['id']}", saga["status"])
-    yield output.fields([*_why(saga), *_facts(saga)])
+    yield _headline(f"delivery {saga['id']}", saga)
+    sent_to = {attempt.get("callback_url") for attempt in saga["attempts"]} - {None}
+    has_moved = len(sent_to) > 1
+    to = [("to", output.text(address)) for address in sent_to if not has_moved]
+    yield output.fields([*_why(saga), *_facts(saga), *to])
     yield output.heading("Attempts")
-    attempts = map(_attempt_cells, saga["attempts"])
-    columns = ["#", "when", "duration", "result", "response"]
+    attempts = [_attempt_cells(attempt, with_address=has_moved) for attempt in saga["attempts"]]
+    columns = ["#", "when", "duration", "result", *(["to"] if has_moved else []), "response"]
     yield output.table(columns, attempts) if saga["attempts"] else "none yet"
 
 
-def _headline(what: str, status: str) -> RenderableType:
-    return output.line(f"{what}  ", output.state(status), f"  {_DESCRIPTIONS.get(status, '')}")
+def _headline(what: str, saga: Mapping[str, Any]) -> RenderableType:
+    status = saga["status"]
+    description = DELETED if saga.get("reason") == "held_deleted" else _DESCRIPTIONS.get(status, "")
+    return output.line(f"{what}  ", output.state(status), f"  {description}")
 
 
 def _facts(saga: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
@@ -182,13 +188,14 @@ def _why(saga: Mapping[str, Any]) -> Iterator[tuple[str, output.Cell]]:
         yield "to retry", f"webhookd dead-letters requeue {saga['buried_as']}"
 
 
-def _attempt_cells(attempt: Mapping[str, Any]) -> output.Row:
+def _attempt_cells(attempt: Mapping[str, Any], *, with_address: bool) -> output.Row:
     took = attempt.get("duration_ms")
     return (
         str(attempt["attempt"]),
         output.time_cell(attempt["finished_at"] or attempt["attempt_at"]),
         output.NONE if took is None else f"{took} ms",
         _result(attempt),
+        *([output.text(attempt.get("callback_url"))] if with_address else []),
         # Escaped, because the endpoint chose these bytes.
         excerpt(attempt.get("response_excerpt") or output.NONE, EXCERPT_CHARACTERS),
     )
@@ -226,7 +233,7 @@ def event_parts(event: Mapping[str, msgspec.Raw]) -> Iterator[RenderableType]:
     if known["no_subscription"]:
         yield f"\n{escaped(known['no_subscription'])}"
     for delivery in deliveries:
-        yield _headline(f"\nsubscription {delivery['subscription_id']}", delivery["status"])
+        yield _headline(f"\nsubscription {delivery['subscription_id']}", delivery)
         yield output.fields(_event_delivery_fields(delivery))
     if known.get("more_deliveries"):
         yield f"\nThere are more deliveries: webhookd deliveries list --event {known['id']}"

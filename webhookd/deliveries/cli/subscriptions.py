@@ -345,7 +345,7 @@ def replay(client: Client, *, subscription_id: int, yes: bool, as_json: bool, **
     run the same command again to continue.
     """
     path, what = f"/v1/subscriptions/{subscription_id}/replay", given(options)
-    counted = Counter(examined=0, matched=0, created=0)
+    counted = Counter(examined=0, matched=0, created=0, payload_removed=0)
     for batch in _replay_batches(client, path, what, dry_run=True):
         counted.update({name: batch[name] for name in counted})
         what["until"] = batch["until"]
@@ -387,9 +387,11 @@ def _print_replay(counts: Counter[str], include: str, *, as_json: bool, dry_run:
     if as_json:
         output.show_json(msgspec.json.encode({**counts, "dry_run": dry_run}))
         return
-    examined, matched, created = counts.values()
+    examined, matched, created, payload_removed = counts.values()
     never = " and were never routed to it" if include == "missing" else ""
     click.echo(f"{_number(examined, 'event')} examined; {matched} match the subscription{never}")
+    if payload_removed:
+        click.echo(f"{_number(payload_removed, 'event')} left out: the payload was removed")
     left = " (the others are unfinished, or were sent again by this replay)" if created < matched else ""
     click.echo(f"{_number(created, 'delivery')} {'would be ' if dry_run else ''}created{left}")
 

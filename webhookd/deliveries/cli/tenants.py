@@ -9,9 +9,20 @@ import click
 
 from webhookd.cli import output
 from webhookd.cli.client import Client, asks_daemon
-from webhookd.cli.options import example, given, json_option, listing_options, one_more
-from webhookd.core.limits import MAX_TENANT_CHARACTERS, TENANT
+from webhookd.cli.options import (
+    age_seconds,
+    escaped,
+    example,
+    given,
+    json_option,
+    listing_options,
+    one_more,
+)
+from webhookd.core.limits import MAX_LINK_SECONDS, MAX_TENANT_CHARACTERS, MIN_LINK_SECONDS, TENANT
 from webhookd.retention.cli import wait_for_erasure
+
+# What a link to the portal can allow. The daemon has the same list.
+CAPABILITIES = ("view", "manage", "resend", "secrets")
 
 tenant = click.argument("tenant", metavar="TENANT")
 
@@ -61,6 +72,60 @@ def set_(client: Client, *, tenant: str, no_limit: bool, as_json: bool, **option
     """Create a tenant, or change it."""
     changes = ({"max_subscriptions": None} if no_limit else {}) | given(options)
     _print(client.put(_path(tenant), changes), as_json=as_json)
+
+
+def _capabilities(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in CAPABILITIES]:
+        raise click.BadParameter(f"{escaped(unknown[0])!r} is none of {', '.join(CAPABILITIES)}")
+    return names
+
+
+@command.command(
+    "portal-link",
+    epilog=example(
+        "webhookd tenants portal-link acme",
+        "webhookd tenants portal-link acme --expires-in 7d --allow manage,resend",
+    ),
+)
+@tenant
+@click.option(
+    "--expires-in",
+    type=age_seconds,
+    metavar="TIME",
+    default="1h",
+    show_default=True,
+    help="The link and its session end after this time: from 60s to 7d.",
+)
+@click.option(
+    "--allow",
+    "capabilities",
+    type=_capabilities,
+    metavar="NAMES",
+    default="view",
+    show_default=True,
+    help=f"What the customer may do, separated by commas: {', '.join(CAPABILITIES)}.",
+)
+@json_option
+@asks_daemon
+def portal_link(
+    client: Client, *, tenant: str, expires_in: int, capabilities: list[str], as_json: bool
+) -> None:
+    """Create a link to the portal of a tenant, for this customer.
+
+    The link works once. Its session sees only this tenant.
+    """
+    if not MIN_LINK_SECONDS <= expires_in <= MAX_LINK_SECONDS:
+        raise click.UsageError("--expires-in must be 60s to 7d")
+    body = {"expires_in_seconds": expires_in, "capabilities": capabilities}
+    answer = client.post(f"{_path(tenant)}/portal-link", body)
+    if as_json:
+        output.show_json(answer.body)
+        return
+    link = answer.value
+    click.echo(escaped(link["url"]))
+    allowed = ", ".join(map(escaped, link["capabilities"]))
+    output.hint(f"Works once, until {output.time_field(link['expires_at'])}. Allows: {allowed}.")
 
 
 @command.command("erase", epilog=example("webhookd tenants erase acme", "webhookd tenants erase acme --yes"))
