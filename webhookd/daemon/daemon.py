@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from ipaddress import ip_address
@@ -19,7 +19,21 @@ import anyio.lowlevel
 from aiohttp import web
 
 from webhookd import __version__
-from webhookd.console.status_page import StatusPage
+from webhookd.console.activity import ActivityHub
+from webhookd.console.api import ConsoleLinks
+from webhookd.console.console import Console
+from webhookd.console.dead_letters import DeadLetterPages
+from webhookd.console.deliveries import DeliveryPages
+from webhookd.console.endpoint_actions import EndpointActionPages
+from webhookd.console.endpoints import EndpointPages
+from webhookd.console.events import EventPages
+from webhookd.console.jobs import JobPages
+from webhookd.console.live import LivePages
+from webhookd.console.login import LoginPages
+from webhookd.console.logo import Logo, read_logo
+from webhookd.console.overview import OverviewPages
+from webhookd.console.search import SearchPages
+from webhookd.console.tenants import TenantPages
 from webhookd.context import Context
 from webhookd.core.errors import WebhookdError
 from webhookd.core.metrics import Metrics
@@ -36,6 +50,8 @@ from webhookd.daemon.services import Service, supervise
 from webhookd.daemon.setup import (
     Database,
     client_options,
+    console_address,
+    console_warnings,
     database_warnings,
     file_warnings,
     keep_running,
@@ -46,10 +62,13 @@ from webhookd.daemon.setup import (
 from webhookd.daemon.status import Monitor, StatusReporter
 from webhookd.db.connection import fetch_server_facts
 from webhookd.db.pool import Pool
+from webhookd.deliveries import activity
+from webhookd.deliveries.api.attempts import RecentAttempts
 from webhookd.deliveries.api.dead_letters import DeadLetters
 from webhookd.deliveries.api.endpoint_requests import EndpointChecks, EndpointRequests
 from webhookd.deliveries.api.events import Deliveries, Events
 from webhookd.deliveries.api.replay import Replays
+from webhookd.deliveries.api.stats import StatsReports
 from webhookd.deliveries.api.subscriptions import Subscriptions
 from webhookd.deliveries.api.tenants import Tenants
 from webhookd.deliveries.applier import Applier, LimitSweeper
@@ -62,7 +81,7 @@ from webhookd.deliveries.starter import Starter
 from webhookd.deliveries.worker import Worker
 from webhookd.http.docs import Documents
 from webhookd.http.health import Health
-from webhookd.http.routes import QueryRunner
+from webhookd.http.routes import Handler, QueryRunner
 from webhookd.http.server import SHUTDOWN_SHARE, Site, listening_socket, raise_file_limit
 from webhookd.jobqueue.api import JobQueueSwitch, Jobs, JobWorkflows
 from webhookd.jobqueue.keeper import JobKeeper
@@ -100,6 +119,7 @@ class Api(Site):
         client: GuardedClient,
         health: Health,
         short_path: ShortPath | None,
+        logo: Callable[[], Logo | None],
     ) -> None:
         self._ingest = GroupCommit(context, short_path)
         database = QueryRunner(context.pool)
@@ -111,30 +131,52 @@ class Api(Site):
             Replays(context, database),
             Tenants(context, database),
             Deliveries(context, database),
+            RecentAttempts(context, database),
             DeadLetters(context, database),
+            StatsReports(context, database),
             Erasures(context, database),
+            ConsoleLinks(context, database),
             Jobs(context, database),
             JobLeases(context, database, self._claims),
             JobWorkflows(context, database),
             JobQueueSwitch(context, database),
             health,
-            StatusPage(health.status),
         )
         routes = [route for resource in resources for route in resource.routes()]
         super().__init__(listening, context.settings, [*routes, *Documents(routes).routes()])
+        self._activity = ActivityHub(database, activity.newest_attempts)
+        pages = (
+            LoginPages(database, self._activity.end_session),
+            OverviewPages(health.status),
+            EventPages(),
+            SearchPages(),
+            DeliveryPages(),
+            EndpointPages(),
+            EndpointActionPages(),
+            DeadLetterPages(),
+            TenantPages(),
+            JobPages(),
+            LivePages(self._activity),
+        )
+        self._console = Console(context, database, self.auth, routes, pages, logo)
         self._responses = context.metrics.api_responses
 
     async def run(self) -> None:
         """Serve until cancelled. Events not committed by then are dropped; no client got a 202 for them."""
         self._claims.open()
+        self._activity.open()
         try:
             await super().run()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._ingest.close()
 
+    def _pages(self) -> Iterable[tuple[str, str, Handler]]:
+        return self._console.handlers()
+
     async def _on_shutdown(self, _: web.Application) -> None:
         self._claims.close()
+        self._activity.close()
 
     async def _before_response(self, request: web.Request, response: web.StreamResponse) -> None:
         resource = request.match_info.route.resource
@@ -169,6 +211,7 @@ class Daemon:
             worker_id=f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}",
         )
         self._client = GuardedClient(client_options(settings, sockets.addresses))
+        self._logo = read_logo(settings.console.logo)
         self._reporter = Reporter(self._context)
         self._worker = Worker(self._context, self._client, self._reporter)
         stages = {"routing", "orchestration", "delivery"}
@@ -194,6 +237,7 @@ class Daemon:
                 ", ".join(self._started_with.services.enabled),
                 extra={
                     "listen": ", ".join(self._sockets.urls) or None,
+                    "console": self._console_address(),
                     "config": self._config_path and str(self._config_path),
                     "worker_id": self._context.worker_id,
                 },
@@ -208,6 +252,13 @@ class Daemon:
             await self._worker.drain(self._settings.services.shutdown_grace_seconds * (1 - SHUTDOWN_SHARE))
             tasks.cancel_scope.cancel()
         log.info("stopped")
+
+    def _console_address(self) -> str | None:
+        """Return the address of the console; None if this instance does not serve it."""
+        if not self._sockets.api:
+            return None
+        host, port, *_ = self._sockets.api.getsockname()
+        return console_address(self._settings.api.public_url, host, port)
 
     def _warn(self) -> None:
         """Warn about settings that are allowed but probably a mistake."""
@@ -224,7 +275,12 @@ class Daemon:
                 "services.shutdown_grace_seconds leaves deliveries less time than delivery.timeout_seconds: "
                 "a shutdown may cut off requests, which are then sent again"
             )
-        for warning in (*settings_warnings(settings), *file_warnings(self._config_path)):
+        warnings = (
+            *settings_warnings(settings),
+            *console_warnings(settings),
+            *file_warnings(self._config_path),
+        )
+        for warning in warnings:
             log.warning(warning)
 
     def _make_services(self) -> list[Service]:
@@ -241,9 +297,8 @@ class Daemon:
         if watchdog_interval_seconds():
             services.append(Service("watchdog", watchdog))
         if self._sockets.api:
-            services.append(
-                Service("api", Api(context, self._sockets.api, self._client, health, self._short_path).run)
-            )
+            api = Api(context, self._sockets.api, self._client, health, self._short_path, lambda: self._logo)
+            services.append(Service("api", api.run))
         if self._sockets.health:
             site = Site(self._sockets.health, context.settings, health.routes())
             services.append(Service("health", site.run))
@@ -306,6 +361,7 @@ class Daemon:
         try:
             new = self._load()
             options = client_options(new, self._sockets.addresses)
+            logo = read_logo(new.console.logo)
         except Exception as error:
             error_text = str(error)
             ours = isinstance(error, WebhookdError)
@@ -314,6 +370,7 @@ class Daemon:
             )
         else:
             old, self._settings = self._settings, new
+            self._logo = logo
             self._client.reconfigure(options)
             configure_log(new.log.level, new.log.format)
             log.info("configuration reloaded", extra={"config": str(self._config_path)})

@@ -49,13 +49,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Writes time, level, message and fields."""
+    """Writes time, level, message and fields. The address of the console has a line of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{key}={value}" for key, value in _fields(record).items())
+        values = _fields(record)
+        console = values.pop("console", None)
+        fields = " ".join(f"{key}={value}" for key, value in values.items())
         line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():7} {record.getMessage()}"
         if fields:
             line += f"  {fields}"
+        if console:
+            line += f"\nconsole: {console}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line

@@ -11,11 +11,13 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from webhookd.core.configuration import data_dir
 from webhookd.core.errors import SchemaProblem
-from webhookd.core.settings import DatabaseSettings, Settings, has_password
+from webhookd.core.settings import DatabaseSettings, Settings, has_password, is_loopback_host
 from webhookd.db import migrations
 from webhookd.db.connection import ServerFacts
 from webhookd.embedded.server import EmbeddedServer, running
@@ -136,6 +138,27 @@ def settings_warnings(settings: Settings) -> list[str]:
         "set database.dsn or WEBHOOKD_DATABASE_DSN to use your own server, or `serve --local` for development"
     )
     return [f"using the embedded database, because no other is configured: {how}"]
+
+
+def console_address(public_url: str, host: str, port: int) -> str:
+    """Return the address of the console for a browser, at best the public one."""
+    if public_url:
+        return f"{public_url}/"
+    address = ip_address(host)
+    if address.is_unspecified:
+        # No browser can connect to it, but one on this machine to the loopback address.
+        address = ip_address("127.0.0.1" if address.version == 4 else "::1")  # noqa: PLR2004
+    return f"http://[{address}]:{port}/" if address.version == 6 else f"http://{address}:{port}/"  # noqa: PLR2004
+
+
+def console_warnings(settings: Settings) -> list[str]:
+    """Warn if logins would cross a network in clear text."""
+    url = urlsplit(settings.api.public_url)
+    if url.scheme != "http" or is_loopback_host(url.hostname or ""):
+        return []
+    return [
+        "api.public_url is not https: logins, links to portals and signing secrets can be read on the network"
+    ]
 
 
 def file_warnings(path: Path | None) -> list[str]:
