@@ -3,7 +3,7 @@
 ENVIRONMENT := .venv-test
 UV ?= uv
 
-.PHONY: help test nightly machine executors history faults bench bench-quick ingest instructions docs lock format clean
+.PHONY: help test nightly machine executors history faults bench bench-quick ingest instructions pages docs screenshots lock format clean
 
 help: ## Show these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST)
@@ -53,8 +53,14 @@ ingest: ## Measure single events from 1 to 500 concurrent clients, also while th
 instructions: ## Count PostgreSQL's instructions, WAL and buffers per delivery in each stage (INSTRUCTIONS="--batch 1")
 	$(ENVIRONMENT)/bin/python -m tests.bench.instructions $(INSTRUCTIONS)
 
+pages: ## Measure every page of the console with 11 million deliveries: 30 minutes (PAGES="--history 1000000")
+	$(ENVIRONMENT)/bin/python -m tests.bench.pages $(PAGES)
+
 docs: ## Write docs/settings.md and docs/cli.md from the code
 	$(ENVIRONMENT)/bin/python -m tests.support.reference
+
+screenshots: ## Make the pictures of docs/images/console/ with the demo data (needs Chromium; PAGES="/endpoints")
+	$(ENVIRONMENT)/bin/python -m tests.browser.screenshots $(PAGES)
 
 # Environment variables and configuration files may name a package index or a folder of wheels. The lock must work
 # everywhere, so it is made without them and contains only versions and hashes.

@@ -177,6 +177,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "C22": (
         "tests/flow/api/test_tokens.py::test_without_tokens_other_origins_are_rejected",
+        "tests/flow/api/test_console_links.py::test_host_header_is_not_the_address_of_a_link",
         "Differs: no decision depends on a client's address, so X-Forwarded-For is not read.",
     ),
     "C23": (AWAY,),
@@ -205,7 +206,13 @@ ROWS: dict[str, tuple[str, ...]] = {
         "tests/unit/test_config.py::test_named_file_must_exist",
         "tests/unit/test_config.py::test_file_is_optional",
     ),
-    "F3": (BAD_FILE, BAD_SETTING, "tests/unit/test_config.py::test_f3_number_out_of_range_is_rejected"),
+    "F3": (
+        BAD_FILE,
+        BAD_SETTING,
+        "tests/unit/test_config.py::test_f3_number_out_of_range_is_rejected",
+        "tests/unit/test_console_settings.py::test_session_seconds_out_of_range",
+        "tests/unit/test_console_settings.py::test_anything_else_is_rejected",
+    ),
     "F4": (BAD_FILE, BAD_SETTING),
     "F5": (AWAY, "tests/flow/test_check.py::test_check_and_serve_print_the_same_warnings"),
     "F6": ("tests/flow/test_check.py::test_check_and_serve_print_the_same_warnings",),

@@ -2,7 +2,8 @@
 
 Creates .venv-test from tests/requirements.lock, then runs ruff, mypy, the import contracts and the tests. The
 oldest PostgreSQL version found runs all tests but the nightly ones; the newest runs the tests that may differ
-between versions. --nightly runs every test on both. Exits 1 if a check failed.
+between versions. --nightly runs every test on both. Exits 1 if a check failed. Tests that need a program that
+this machine lacks, such as a browser, are skipped; the summary says why.
 """
 
 import contextlib
@@ -31,17 +32,19 @@ OLDEST_POSTGRES = 15
 STOP_TIMEOUT_SECONDS = 30
 PROGRESS_INTERVAL_SECONDS = 30
 NO_TESTS_SELECTED = 5
+SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] [^ ]+: (.+)$", re.MULTILINE)
 # One pytest per part, side by side. Tests of the daemon wait for other processes half of the time; meanwhile
 # the other parts use the CPU. The slowest part comes first; tests/conftest.py adds the markers.
 PARTS = {
     "daemon": "daemon",
     "API and commands": "interfaces",
-    "database and units": "not daemon and not interfaces",
+    "browser": "browser",
+    "database and units": "not daemon and not interfaces and not browser",
 }
 # The part of the newest PostgreSQL version. It must be last, because it is the shortest.
 EACH_VERSION = "each_version"
-# All four pytests of the gate, and beside them one static check after the other.
-MAX_AT_ONCE = 5
+# All five pytests of the gate, and beside them one static check after the other.
+MAX_AT_ONCE = 6
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,16 @@ class Outcome:
     output: str
     duration_seconds: float
     empty: bool = False
+
+    @property
+    def skipped(self) -> list[str]:
+        """How many tests pytest skipped for each reason, as in `3 tests: PgBouncer is not installed here`."""
+        if not self.check.is_pytest:
+            return []
+        counts: dict[str, int] = {}
+        for count, reason in SKIPPED.findall(self.output):
+            counts[reason] = counts.get(reason, 0) + int(count)
+        return [f"{count} {'test' if count == 1 else 'tests'}: {why}" for why, count in counts.items()]
 
 
 @dataclass
@@ -333,6 +346,8 @@ def summarize(outcomes: list[Outcome], duration_seconds: float) -> int:
     print(f"\nsummary, {clock(duration_seconds)} in total:")
     for outcome in sorted(outcomes, key=lambda outcome: -outcome.duration_seconds):
         print(f"  {line(outcome)}")
+        for skipped in outcome.skipped:
+            print(f"              skipped {skipped}")
     if all(outcome.empty for outcome in outcomes if outcome.check.is_pytest):
         print("no test was selected")
         return 1

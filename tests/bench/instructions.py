@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tests.bench.without_stats import WITHOUT_STATS
 from tests.support import history
 from tests.support.database import Cluster, Database
 from tests.support.flow import Flow
@@ -306,6 +307,8 @@ async def prepare(cluster: Cluster, given: argparse.Namespace) -> Database:
     flow = await Flow.open(database)
     for number in range(given.subscriptions):
         await flow.subscribe(event_type(number), f"https://receiver.example/{number}")
+    if given.without_stats:
+        await superuser.execute(WITHOUT_STATS)
     await history.vacuum(superuser)
     await database.close()
     return database
@@ -354,6 +357,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--subscriptions", type=int, default=SUBSCRIPTIONS, help=f"default: {SUBSCRIPTIONS}")
     parser.add_argument("--payload-bytes", type=int, default=PAYLOAD_BYTES, help=f"default: {PAYLOAD_BYTES}")
+    parser.add_argument(
+        "--without-stats", action="store_true", help="leave out the statistics, to see what they cost"
+    )
     given = parser.parse_args()
     if not all(1 <= batch <= SETTINGS.delivery.concurrency for batch in given.batch):
         parser.error(f"--batch must be from 1 to {SETTINGS.delivery.concurrency}")

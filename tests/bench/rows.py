@@ -184,6 +184,24 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("peak memory, long backlog", "backlog memory", MEGABYTES),
         Row("long backlog ÷ backlog of 1,000", "backlog memory", RATIO, "backlog memory short", at_most(1.2)),
     ),
+    "statistics": (
+        Row("with statistics", "stats", RATE),
+        Row("with statistics ÷ without", "stats", RATIO, "stats without", at_least(0.97)),
+        Row(
+            "processor per delivery, daemon and PostgreSQL, with statistics ÷ without",
+            "stats processor of both",
+            RATIO,
+            "stats without processor of both",
+            at_most(1.03),
+        ),
+        Row(
+            "processor per delivery, PostgreSQL, with statistics ÷ without",
+            server_processor("stats"),
+            RATIO,
+            server_processor("stats without"),
+        ),
+        Row("WAL per delivery, with statistics ÷ without", "stats WAL", RATIO, "stats without WAL"),
+    ),
     "single": (
         Row("API, single events, 64 clients", "api", RATE),
         Row("API handler without a database", "handler", RATE),

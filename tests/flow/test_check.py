@@ -143,3 +143,16 @@ async def test_check_and_serve_print_the_same_warnings(
     again = await command.run("--config", str(daemon.config_path), "check")
     assert "all users can read it" not in "".join(again.out)
     assert password_of(database.dsn("daemon")) not in "".join(ended.out + daemon.output_lines())
+
+
+async def test_console_settings_are_checked(command: Command, database: Database, tmp_path: Path) -> None:
+    """A public address without TLS is a warning; a logo that cannot be shown has the exit code of `serve`."""
+    variables = {"WEBHOOKD_API_PUBLIC_URL": "http://hooks.example.com"}
+    ended = await command.run("check", dsn=database.dsn("daemon"), **variables)
+    assert ended.code == 0
+    assert any(line.startswith("! console") and "not https" in line for line in ended.out)
+    logo = tmp_path / "logo.png"
+    logo.write_text("no image")
+    ended = await command.run("check", dsn=database.dsn("daemon"), WEBHOOKD_CONSOLE_LOGO=str(logo))
+    assert ended.code == 78
+    assert any("is not a PNG" in line for line in ended.err)

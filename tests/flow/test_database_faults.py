@@ -191,3 +191,20 @@ async def test_start_fails_without_the_database(
     assert await daemon.ended() == 69
     [line] = daemon.log_path.read_text().splitlines()
     assert line.startswith("webhookd: database unavailable at 127.0.0.1:")
+
+
+async def test_overview_answers_without_a_database(
+    make_daemon: MakeDaemon, breakable: BreakableServer
+) -> None:
+    """The page shows this instance, and says of the rest that the database does not answer."""
+    daemon = await make_daemon().start()
+    # The first page of an instance reads the key of its cookies.
+    assert daemon.get("/")[0] == 200
+    await asyncio.to_thread(breakable.crash)
+    await daemon.until(lambda: not is_ready(daemon), "not ready")
+    status, body = daemon.get("/")
+    assert status == 200
+    assert b"Unknown: the database does not answer." in body
+    assert b"Not ready" in body
+    await asyncio.to_thread(breakable.restart)
+    await daemon.until(lambda: is_ready(daemon), "ready")

@@ -125,6 +125,8 @@ BAD_SETTINGS: dict[str, tuple[dict[str, dict[str, object]], str]] = {
     "lease and timeout": ({"delivery": {"lease_seconds": 19.9}}, "delivery.lease_seconds"),
     "missing CA file": ({"delivery": {"ca_file": "/nowhere/ca.pem"}}, "delivery.ca_file"),
     "invalid DSN": ({"database": {"dsn": "nonsense"}}, "database.dsn"),
+    "public URL": ({"api": {"public_url": "hooks.example.com"}}, "api.public_url"),
+    "missing logo": ({"console": {"logo": "/nowhere/logo.png"}}, "console.logo"),
     "invalid port": ({"api": {"listen": "127.0.0.1:0"}}, "api.listen"),
 }
 

@@ -54,6 +54,8 @@ class Client:
     async def request(self, method: str, path: str, **options: Any) -> ApiResponse:
         headers = self._headers | options.pop("headers", {})
         url = f"http://127.0.0.1:{self.daemon.port}{path}"
+        # Not followed: a redirect is the answer, and its address is a part of it.
+        options.setdefault("allow_redirects", False)
         async with self._session.request(method, url, headers=headers, **options) as response:
             text = await response.read()
             is_json = "json" in response.headers.get("Content-Type", "")

@@ -302,6 +302,21 @@ def test_malformed_token_digest_is_explained(tmp_path: Path) -> None:
     assert refusal(path) == f"{path}: api.tokens[0].sha256 must be a SHA-256 digest: 64 hexadecimal digits"
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("WEBHOOKD_SERVICES_ENABLED", "api, routing", ("api", "routing")),
+        ("WEBHOOKD_SUBSCRIPTIONS_VERIFICATION_METHODS", "challenge,ping", ("challenge", "ping")),
+        ("WEBHOOKD_DELIVERY_ALLOW_NETWORKS", "", ()),
+    ],
+)
+def test_list_from_the_environment(variable: str, text: str, value: object) -> None:
+    """It is separated by commas, also where the length of the list is limited."""
+    settings = load_settings(None, {variable: text})
+    section, _, key = variable.removeprefix("WEBHOOKD_").lower().partition("_")
+    assert getattr(getattr(settings, section), key) == value
+
+
 @pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("auto", "auto")])
 def test_auto_migrate_from_the_environment(text: str, value: object) -> None:
     """The text is converted to the file's value; other words are rejected."""

@@ -1,4 +1,4 @@
-"""The built package contains the schema files, the style sheet, the licence and the command.
+"""The built package contains the schema files, every file of webhookd/, the licence and the command.
 
 Builds the wheel once, from a copy of the files that git tracks or would add.
 """
@@ -72,7 +72,10 @@ def test_wheel_has_the_command_and_the_licence(wheel: Path) -> None:
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
-def test_wheel_has_the_style_of_the_pages(wheel: Path) -> None:
-    """The API cannot start without it."""
+def test_wheel_contains_every_file_of_the_package(wheel: Path) -> None:
+    """The daemon reads its style sheets, templates and assets from the package."""
     with zipfile.ZipFile(wheel) as archive:
-        assert "webhookd/http/style.css" in archive.namelist()
+        names = set(archive.namelist())
+    expected = repository_files("webhookd")
+    assert {Path(name).suffix for name in expected} >= {".css", ".py"}
+    assert expected - names == set()

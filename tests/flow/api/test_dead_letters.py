@@ -55,7 +55,7 @@ async def test_requeue_for_a_held_subscription_is_rejected(
     answer = await api.post(f"/v1/dead-letters/{letter_id}/requeue")
     assert answer.problem == (409, "subscription_held")
     many = await api.post("/v1/dead-letters/requeue", {"filter": {}, "dry_run": False})
-    assert many.body == {"matched": 1, "requeued": 0, "skipped": 1}
+    assert many.body == {"matched": 1, "requeued": 0, "skipped": 1, "payload_removed": 0}
 
 
 async def test_dead_letters_are_listed_and_requeued_by_filter(
@@ -73,25 +73,36 @@ async def test_dead_letters_are_listed_and_requeued_by_filter(
     assert await api.pages(f"{path}?failed_before={failed_at[1]}", limit=9) == [[letters[0]]]
 
     requeue = f"{path}/requeue"
-    counts = {"matched": 3, "requeued": 3, "skipped": 0}
+    counts = {"matched": 3, "requeued": 3, "skipped": 0, "payload_removed": 0}
     assert (await api.post(requeue, {"filter": {"error_code": "HTTP_500"}})).body == counts
     assert (await api.post(requeue, {"filter": {}, "dry_run": True})).body == counts
     assert await flow.daemon.fetchval("select count(*) from webhookd.webhook_delivery_sagas") == 3
     some = {"filter": {"failed_before": failed_at[1]}, "dry_run": False}
-    assert (await api.post(requeue, some)).body == {"matched": 1, "requeued": 1, "skipped": 0}
+    assert (await api.post(requeue, some)).body == {
+        "matched": 1,
+        "requeued": 1,
+        "skipped": 0,
+        "payload_removed": 0,
+    }
     await until(flow.daemon, "select count(*) = 4 from webhookd.dead_letters")
     first = (await api.post(requeue, {"limit": 3})).body
-    assert {name: first[name] for name in counts} == {"matched": 3, "requeued": 2, "skipped": 1}
+    assert {name: first[name] for name in counts} == {
+        "matched": 3,
+        "requeued": 2,
+        "skipped": 1,
+        "payload_removed": 0,
+    }
     rest = {"limit": 3, "after_id": first["last_id"], "filter": {"failed_before": first["failed_before"]}}
     assert (await api.post(requeue, rest)).body == {
         "matched": 1,
         "requeued": 1,
         "skipped": 0,
+        "payload_removed": 0,
         "last_id": None,
         "failed_before": first["failed_before"],
     }
     many = await api.post(requeue, {"filter": {"subscription_id": made["id"]}, "dry_run": False})
-    assert many.body == {"matched": 4, "requeued": 3, "skipped": 1}
+    assert many.body == {"matched": 4, "requeued": 3, "skipped": 1, "payload_removed": 0}
     await until(flow.daemon, "select count(*) = 7 from webhookd.dead_letters")
     for body, code in (
         ({"filter": {"status": "x"}}, "unknown_field"),

@@ -3,7 +3,7 @@
 from tests.flow.conftest import MakeApi
 from tests.support.api import Client, is_time
 from tests.support.endpoint import Endpoint
-from tests.support.flow import Flow
+from tests.support.flow import EVENT_TYPE, Flow
 from tests.support.waiting import until
 
 
@@ -20,6 +20,7 @@ async def test_deliveries_are_listed_and_shown_with_their_attempts(
     listed = (await api.get("/v1/deliveries")).body["items"]
     assert [found["event_id"] for found in listed] == ids[::-1]
     assert {found["subscription_id"] for found in listed} == {made["id"]}
+    assert {found["event_type"] for found in listed} == {EVENT_TYPE}
     assert await api.pages("/v1/deliveries?status=Completed", limit=1) == [[found["id"]] for found in listed]
     assert await api.pages("/v1/deliveries?status=DeadLettered", limit=1) == [[]]
     assert await api.pages(f"/v1/deliveries?event_id={ids[0]}", limit=9) == [[listed[1]["id"]]]

@@ -59,6 +59,24 @@ async def test_subscriptions_are_listed_by_filter(api: Client, endpoint: Endpoin
     assert await api.pages("/v1/subscriptions?verified=true", limit=9) == [[first["id"]]]
 
 
+async def test_subscriptions_are_listed_by_their_ids(api: Client, endpoint: Endpoint) -> None:
+    """Up to 100, in pages; unknown and deleted ones are left out."""
+    body = {"event_type": "b", "callback_url": endpoint.url()}
+    made = [(await api.post("/v1/subscriptions", body)).body["id"] for _ in range(3)]
+    listed = f"{made[0]},{made[2]},999,9999999999999999999"
+    assert await api.pages(f"/v1/subscriptions?ids={listed}", limit=1) == [[made[2]], [made[0]]]
+    await api.request("DELETE", f"/v1/subscriptions/{made[2]}")
+    assert await api.pages(f"/v1/subscriptions?ids={listed}", limit=9) == [[made[0]]]
+    assert await api.pages(f"/v1/subscriptions?ids={','.join(map(str, range(100)))}", limit=9) == [
+        made[1::-1]
+    ]
+    too_many = ",".join(map(str, range(101)))
+    for wrong in ("", "a", "1,", "-1", "1 2", "1" * 20, too_many):
+        answer = await api.get(f"/v1/subscriptions?ids={wrong}")
+        assert answer.problem == (422, "invalid_parameter"), wrong
+        assert answer.body["detail"] == "ids must be 1 to 100 ids, separated by commas"
+
+
 BAD_URLS = {
     "http://receiver.example/": "https_required",
     "ftp://receiver.example/": "scheme",

@@ -22,6 +22,7 @@ TABLES = (
     "webhook_delivery_sagas",
     "webhook_delivery_jobs",
     "dead_letters",
+    "console_links",
 )
 SECRETS = "select * from webhookd.subscription_secrets order by subscription_id"
 
@@ -111,7 +112,13 @@ async def test_bound_token_lists_only_its_tenant(make_api: MakeApi, endpoint: En
             "label.region=eu",
             "created_after=2020-01-01T00:00:00Z",
         ],
-        "subscriptions": [f"event_type={EVENT_TYPE}", "active=true", "verified=true", "search=secret"],
+        "subscriptions": [
+            f"event_type={EVENT_TYPE}",
+            "active=true",
+            "verified=true",
+            "search=secret",
+            f"ids={ids['subscriptions']}",
+        ],
         "deliveries": [
             "status=DeadLettered",
             f"subscription_id={ids['subscriptions']}",

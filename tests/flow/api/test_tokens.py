@@ -30,6 +30,7 @@ ROUTES = {
         "GET /v1/dead-letters/1",
         "GET /status",
         "GET /metrics",
+        "POST /v1/console/login-link",
     ],
 }
 

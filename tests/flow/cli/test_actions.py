@@ -143,9 +143,17 @@ async def test_delivery_is_resent_and_retried(
     assert (refused.exit_code, "wrong_status" in refused.error) == (1, True)
 
 
-async def test_subscription_is_deleted_after_a_question(cli: Shell, endpoint: Endpoint) -> None:
-    """Without --yes and without an answer nothing is deleted."""
+async def test_subscription_is_deleted_after_a_question(cli: Shell, endpoint: Endpoint, flow: Flow) -> None:
+    """Without --yes and without an answer nothing is deleted. What waited for it is shown as never sent."""
     await subscribed(cli, endpoint)
+    await cli.done("subscriptions", "pause", "1")
+    await cli.done("publish", "order.paid", "{}")
+    await until(flow.daemon, "select exists (select from webhookd.webhook_delivery_sagas)")
+    assert "held: paused" in (await cli.done("deliveries", "list")).out
     assert (await cli.run("subscriptions", "delete", "1", given=b"n\n")).exit_code != 0
     assert (await cli.done("subscriptions", "delete", "1", "--yes")).out == "subscription 1 is deleted\n"
     assert (await cli.run("subscriptions", "show", "1")).exit_code == 1
+    for words in (("deliveries", "list"), ("deliveries", "show", "1"), ("events", "show", "1")):
+        shown = (await cli.done(*words)).out
+        assert "never sent: the subscription is deleted" in shown
+        assert "held" not in shown.lower()

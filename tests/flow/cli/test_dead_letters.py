@@ -85,7 +85,9 @@ async def test_requeue_by_filter(api: Client, cli: Shell, endpoint: Endpoint, fl
     assert command[-1] == "--yes"
     assert await flow.daemon.fetchval(REQUEUED) == 0
     none = await cli.done("dead-letters", "requeue", "--error-code", "x'; --", "--yes", "--json")
-    assert none.documents == [{"matched": 0, "requeued": 0, "skipped": 0, "dry_run": False}]
+    assert none.documents == [
+        {"matched": 0, "requeued": 0, "skipped": 0, "payload_removed": 0, "dry_run": False}
+    ]
 
     endpoint.answer(200)
     async with HangsAtTheSecondBatch(api) as before:

@@ -42,6 +42,29 @@ async def test_delivery_is_explained(api: Client, cli: Shell, endpoint: Endpoint
     assert '{"n": 1}' in shown
 
 
+async def test_moved_delivery_shows_both_addresses(
+    api: Client, cli: Shell, endpoint: Endpoint, flow: Flow
+) -> None:
+    """One address is a field; several are a column of the attempts."""
+    subscription_id = (await api.subscribe(endpoint, max_attempts=1000))["id"]
+    endpoint.answer(500)
+    await api.event()
+    await until(flow.daemon, "select max(attempt_count) >= $1 from webhookd.webhook_delivery_sagas", 1)
+    old, new = endpoint.url("/hook"), endpoint.url("/moved")
+    assert ["to", old] in (await cli.done("deliveries", "show", "1")).rows
+    endpoint.echo_challenge()
+    await api.patch(f"/v1/subscriptions/{subscription_id}", {"callback_url": new})
+    assert (await api.post(f"/v1/subscriptions/{subscription_id}/verify")).status == 200
+    endpoint.answer(200)
+    await until(flow.daemon, ENDED, 1)
+    rows = (await cli.done("deliveries", "show", "1")).rows
+    assert "to" in next(row for row in rows if row[:1] == ["#"])
+    assert [old in row for row in rows if row[:1] == ["1"]] == [True]
+    assert new in rows[-1]
+    [delivery] = (await api.get("/v1/events/1")).body["deliveries"]
+    assert delivery["callback_url"] == new
+
+
 async def test_deliveries_are_listed_up_to_the_limit(
     api: Client, cli: Shell, endpoint: Endpoint, flow: Flow
 ) -> None:

@@ -152,7 +152,7 @@ async def test_bounded_counts_are_marked(flow: Flow, make_api: MakeApi, lonely: 
     await api.daemon.until(lambda: api.daemon.metric("webhookd_job_queue_backlog") == 10_000, "seen")
     seen = api.daemon.get_json("/status")["job_queue"]
     assert (seen["backlog"], seen["in_progress"], seen["counted_up_to"]) == (10_000, 0, 10_000)
-    assert b"10,000 or more queued, 0 in progress" in api.daemon.get("/")[1]
+    assert b"10,000+ queued, 0 in progress" in api.daemon.get("/")[1]
     cli = lonely.having(WEBHOOKD_URL=f"http://127.0.0.1:{api.daemon.port}")
     assert "10,000 or more queued, 0 in progress" in (await cli.done("status")).out
     status = (await cli.done("jobs", "status")).rows

@@ -31,6 +31,13 @@ def no_certificate(daemon: DaemonProcess) -> None:
     daemon.configure(delivery={"ca_file": str(path)})
 
 
+def no_image(daemon: DaemonProcess) -> None:
+    """Configure a logo that is a text."""
+    path = daemon.folder / "logo.png"
+    path.write_text("nothing\n")
+    daemon.configure(console={"logo": str(path)})
+
+
 def replace_with_folder(daemon: DaemonProcess) -> None:
     """Replace the file with a folder."""
     daemon.config_path.unlink()
@@ -64,6 +71,10 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "folder": (replace_with_folder, "Is a directory"),
     "missing CA file": (setting("delivery", ca_file="/nowhere/ca.pem"), "delivery.ca_file"),
     "CA file without a certificate": (no_certificate, "delivery.ca_file"),
+    "public URL with a path": (setting("api", public_url="https://a.example/b"), "api.public_url"),
+    "no origin": (setting("console", frame_ancestors=["https://a.example; script-src *"]), "frame_ancestors"),
+    "missing logo": (setting("console", logo="/nowhere/logo.png"), "console.logo"),
+    "logo that is no image": (no_image, "console.logo"),
 }
 
 

@@ -7,6 +7,12 @@ from tests.support.sweeps import let_pass
 from tests.support.waiting import until
 from webhookd.core.states import SagaStatus
 
+STATS = """
+    set session_replication_role = replica;
+    insert into webhookd.delivery_stats_hours (subscription_id, hour)
+    values (0, date_trunc('hour', now() - interval '10 days'));
+    set session_replication_role = origin;
+"""
 JOBS = """
     select webhookd.fn_job_enable(true, 'me');
     select webhookd.fn_job_workflow_open('batch', 'cron', 'me');
@@ -23,6 +29,7 @@ JOBS = """
     "retention.jobs_days",
     "retention.job_ledger_days",
     "retention.job_workflows_days",
+    "retention.stats_days",
 )
 async def test_periods_are_reloaded(flow: Flow, make_daemon: MakeDaemon) -> None:
     """The next pass, which the reload starts, uses all of them."""
@@ -34,6 +41,7 @@ async def test_periods_are_reloaded(flow: Flow, make_daemon: MakeDaemon) -> None
     await let_pass(flow.superuser, 40)
     await flow.saga_in(SagaStatus.COMPLETED, subscription_id=1)
     await let_pass(flow.superuser, 10)
+    await flow.superuser.execute(STATS)
     daemon = await make_daemon(services={"enabled": ["api", "retention"]}).start()
     daemon.configure(
         retention={
@@ -43,12 +51,14 @@ async def test_periods_are_reloaded(flow: Flow, make_daemon: MakeDaemon) -> None
             "jobs_days": 30,
             "job_ledger_days": 30,
             "job_workflows_days": 30,
+            "stats_days": 7,
         }
     )
     assert await daemon.reload()
     await until(flow.daemon, "select not exists (select from webhookd.job_command_run)")
     await until(flow.daemon, "select not exists (select from webhookd.job_queue)")
     await until(flow.daemon, "select count(*) = 2 from webhookd.events")
+    await until(flow.daemon, "select not exists (select from webhookd.delivery_stats_hours)")
     removed = "select array_agg(payload_removed_at is not null order by id) from webhookd.events"
     await until(flow.daemon, f"select ({removed}) = array[false, true]")
     daemon.sighup()  # workflows go after their jobs, in the next pass at the latest

@@ -1,0 +1,1 @@
+"""Tests of the console without a database: sessions, what pages show, charts."""
