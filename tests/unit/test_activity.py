@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -259,6 +260,17 @@ async def test_number_of_clients_is_bounded(hub: ActivityHub) -> None:
         assert "Retry-After" in refused.value.headers
     async with hub.client(ALL, "two", "", 1):
         pass
+
+
+async def test_session_cannot_take_the_places_of_others(hub: ActivityHub) -> None:
+    """A session may have a bounded number of clients; another session still gets one."""
+    async with AsyncExitStack() as stack:
+        for _ in range(activity.MAX_SESSION_CLIENTS):
+            await stack.enter_async_context(connect(hub, session="one"))
+        with pytest.raises(Problem) as refused:
+            await stack.enter_async_context(connect(hub, session="one"))
+        assert refused.value.code == "too_many_live_pages"
+        await stack.enter_async_context(connect(hub, session="two"))
 
 
 async def test_clients_end(hub: ActivityHub) -> None:

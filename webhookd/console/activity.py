@@ -31,6 +31,8 @@ MAX_NEW = 200
 MAX_WATCHED = 500
 MAX_KEPT = 500
 MAX_CLIENTS = 100
+# Of one session, so that nobody can take the places of all others. A browser opens six connections at most.
+MAX_SESSION_CLIENTS = 10
 # A client may have this much unread, or one message if that is larger: 700 attempts of up to 0.7 kB.
 MAX_QUEUED_BYTES = 256 * 1024
 # After this long without a client, the next one starts with the newest attempts.
@@ -232,8 +234,9 @@ class ActivityHub:
     ) -> AsyncIterator[Client]:
         """Connect a client, which first gets what is kept, or what came after its last event."""
         if not self._is_open or len(self._clients) >= min(max_clients, MAX_CLIENTS):
-            detail = "too many live pages are open on this instance; try again later"
-            raise Problem(503, "too_many_live_pages", detail, headers={"Retry-After": "30"})
+            raise _too_many("on this instance")
+        if sum(client.session_id == session_id for client in self._clients) >= MAX_SESSION_CLIENTS:
+            raise _too_many("in this session")
         client = Client(selection, session_id, is_gone)
         if not self._clients and time.monotonic() - self._idle_since > KEEP_SECONDS:
             self._forget()
@@ -346,6 +349,11 @@ class ActivityHub:
                 messages[client.selection] = message
             if message:
                 client.put(message)
+
+
+def _too_many(where: str) -> Problem:
+    detail = f"too many live pages are open {where}; close one, or try again later"
+    return Problem(503, "too_many_live_pages", detail, headers={"Retry-After": "30"})
 
 
 def _has(row: Row, selection: Selection) -> bool:

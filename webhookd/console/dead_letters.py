@@ -10,10 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
-from webhookd.console.deliveries import UNPROCESSABLE, found_or_error
-from webhookd.console.events import times
+from webhookd.console.lists import UNPROCESSABLE, Filters, found_or_error, list_query, times
 from webhookd.console.names import endpoint_names
-from webhookd.console.visits import Filters, Pages, Visit, list_query, page
+from webhookd.console.visits import Pages, Visit, page
 from webhookd.core.limits import MAX_REQUEUE_LIMIT
 from webhookd.http.responses import Problem
 

@@ -7,22 +7,21 @@ import msgspec
 from aiohttp import web
 
 from webhookd.console.api_calls import decoded
-from webhookd.console.events import EventWithPayload, times
+from webhookd.console.events import EventWithPayload
 from webhookd.console.html import parsed
+from webhookd.console.lists import PAGE_SIZE, UNPROCESSABLE, found_or_error, list_query, sentence
 from webhookd.console.names import endpoint_names
 from webhookd.console.sent_requests import BODY_FILE, curl_script, message_of, sent_at, sent_headers
-from webhookd.console.visits import Filters, Pages, Visit, list_query, page
+from webhookd.console.visits import Pages, Visit, page
 from webhookd.core.states import SagaStatus
 from webhookd.http.responses import Problem
 
-PAGE_SIZE = 50
 # Of a delivery with many attempts, unless all are asked for.
 SHOWN_ATTEMPTS = 20
 REFRESH_SECONDS = 5
 # A delivery that changes by then is loaded again, unless its payload is large.
 SOON_SECONDS = 60
 MAX_REFRESHED_CHARACTERS = 100_000
-UNPROCESSABLE = 422
 CONFLICT = 409
 FINISHED = (SagaStatus.COMPLETED, SagaStatus.DEAD_LETTERED)
 
@@ -123,21 +122,6 @@ class DeliveryPages(Pages):
                 raise
             return visit.go(here, sentence(problem.detail), is_error=True)
         return visit.go(here, "The next attempt is due now.")
-
-
-async def found_or_error(visit: Visit, path: str, query: Filters) -> tuple[dict[str, Any], str | None]:
-    """Return a page of a list, or an empty one and what is wrong with the filters."""
-    try:
-        return await visit.get(path, limit=PAGE_SIZE, **times(query)), None
-    except Problem as problem:
-        if problem.status != UNPROCESSABLE:
-            raise
-        return {"items": [], "next_cursor": None}, sentence(problem.detail)
-
-
-def sentence(detail: str) -> str:
-    """Return a problem's detail as a sentence."""
-    return f"{detail[:1].upper()}{detail[1:]}{'' if detail.endswith(('.', '!', '?')) else '.'}"
 
 
 def _changes_soon(delivery: dict[str, Any], payload: str) -> bool:

@@ -9,9 +9,9 @@ import msgspec
 from aiohttp import web
 
 from webhookd.console.endpoint_forms import number, words
-from webhookd.console.endpoints import CONFLICT, ENDPOINT, SUBSCRIPTION, UNPROCESSABLE
-from webhookd.console.events import times
-from webhookd.console.visits import Filters, Pages, Visit, page
+from webhookd.console.endpoints import CONFLICT, ENDPOINT, SUBSCRIPTION
+from webhookd.console.lists import UNPROCESSABLE, Filters, times
+from webhookd.console.visits import Pages, Visit, page
 from webhookd.http.responses import Problem, invalid, raw_json
 
 # Events that a step of a replay looks at. Counting is faster than creating.

@@ -11,14 +11,13 @@ import msgspec
 from aiohttp import web
 
 from webhookd.console import endpoint_forms as forms
-from webhookd.console.visits import Filters, Pages, Visit, list_query, page
+from webhookd.console.lists import PAGE_SIZE, UNPROCESSABLE, Filters, found_or_error, list_query
+from webhookd.console.visits import Pages, Visit, page
 from webhookd.http.responses import Problem, encoded
 
 ENDPOINT = "/endpoints/{id:[0-9]+}"
 SUBSCRIPTION = "/v1/subscriptions/{id}"
-PAGE_SIZE = 50
 RECENT_DELIVERIES = 10
-UNPROCESSABLE = 422
 CONFLICT = 409
 # The chart's time span by its name in the address.
 SPANS = {"1h": timedelta(hours=1), "24h": timedelta(hours=24), "7d": timedelta(days=7)}
@@ -55,14 +54,7 @@ class EndpointPages(Pages):
             query.pop("tenant", None)
         asked: dict[str, str] = dict(query)
         asked |= STATES.get(asked.pop("state", ""), ("", {}))[1]
-        found: dict[str, Any] = {"items": [], "next_cursor": None}
-        error = None
-        try:
-            found = await visit.get("/v1/subscriptions", limit=PAGE_SIZE, **asked)
-        except Problem as problem:
-            if problem.status != UNPROCESSABLE:
-                raise
-            error = problem.detail
+        found, error = await found_or_error(visit, "/v1/subscriptions", asked)
         return visit.render(
             "endpoints.html",
             UNPROCESSABLE if error else 200,

@@ -1,15 +1,13 @@
 """The pages of events: a searchable list, and one event with what became of it at each subscription."""
 
-import re
-
 import msgspec
 from aiohttp import web
 
 from webhookd.console.api_calls import decoded
-from webhookd.console.visits import Pages, Visit, list_query, page
+from webhookd.console.lists import UNPROCESSABLE, found_or_error, list_query
+from webhookd.console.visits import Pages, Visit, page
 
 _FILTERS = ("tenant", "event_type", "idempotency_key", "correlation_id", "created_after", "created_before")
-PAGE_SIZE = 50
 
 
 class EventWithPayload(msgspec.Struct):
@@ -29,8 +27,9 @@ class EventPages(Pages):
         if label := asked.pop("label", ""):
             name, _, value = label.partition("=")
             asked[f"label.{name.strip()}"] = value.strip()
-        found = await visit.get("/v1/events", limit=PAGE_SIZE, **times(asked))
-        return visit.render("events.html", query=query, found=found)
+        found, error = await found_or_error(visit, "/v1/events", asked)
+        status = UNPROCESSABLE if error else 200
+        return visit.render("events.html", status, query=query, found=found, error=error)
 
     @page("GET /events/{id:[0-9]+}", "read")
     async def show_event(self, visit: Visit) -> web.StreamResponse:
@@ -38,14 +37,3 @@ class EventPages(Pages):
         body = await visit.call("GET /v1/events/{id}", visit.item_id)
         payload = bytes(decoded(body, EventWithPayload).payload).decode()
         return visit.render("event.html", event=msgspec.json.decode(body), payload=payload)
-
-
-def times(query: dict[str, str]) -> dict[str, str]:
-    """Complete the times of a form, which have no seconds and no zone, to times in UTC."""
-    complete = dict(query)
-    for name in ("created_after", "created_before", "failed_after", "failed_before", "since", "until"):
-        value = complete.get(name, "")
-        if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?", value):
-            seconds = "" if value.count(":") > 1 else ":00"
-            complete[name] = f"{value}{seconds}Z"
-    return complete

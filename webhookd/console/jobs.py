@@ -7,8 +7,9 @@ import msgspec
 from aiohttp import web
 
 from webhookd.console.api_calls import decoded
-from webhookd.console.deliveries import CONFLICT, UNPROCESSABLE, found_or_error, sentence
-from webhookd.console.visits import Pages, Visit, list_query, page
+from webhookd.console.deliveries import CONFLICT
+from webhookd.console.lists import UNPROCESSABLE, found_or_error, list_query, sentence
+from webhookd.console.visits import Pages, Visit, page
 from webhookd.http.responses import Problem
 
 REFRESH_SECONDS = 5

@@ -9,13 +9,13 @@ import time
 from aiohttp import web
 
 from webhookd.console.activity import HEARTBEAT, ActivityHub, Client, Selection, shown
-from webhookd.console.visits import Filters, Pages, Visit, list_query, page
+from webhookd.console.lists import UNPROCESSABLE, Filters, found_or_error, list_query
+from webhookd.console.visits import Pages, Visit, page
 from webhookd.http.responses import Problem
 from webhookd.http.server import connection_cap
 
 EVENT_STREAM = "text/event-stream"
 REFRESH_SECONDS = 5
-PAGE_SIZE = 50
 # A comment keeps proxies from closing a silent connection, and shows whether the client is still there. The
 # session is checked as often.
 HEARTBEAT_SECONDS = 15.0
@@ -42,10 +42,12 @@ class LivePages(Pages):
     async def live(self, visit: Visit) -> web.StreamResponse:
         """Show the newest attempts."""
         query = _filters(visit)
-        found = await visit.get("/v1/attempts", limit=PAGE_SIZE, **query)
+        found, error = await found_or_error(visit, "/v1/attempts", query)
         return visit.render(
             "live.html",
+            UNPROCESSABLE if error else 200,
             query=query,
+            error=error,
             reloads=visit.request.query.get("reload") == "1",
             attempts=[shown(row) for row in found["items"]],
             refresh_seconds=REFRESH_SECONDS,
@@ -117,7 +119,7 @@ def _selection(visit: Visit, query: Filters) -> Selection:
     wanted: dict[str, object] = dict(query)
     if "subscription_id" in query:
         if not query["subscription_id"].isdecimal():
-            raise Problem(422, "invalid_parameter", "the endpoint's id must be a number")
+            raise Problem(UNPROCESSABLE, "invalid_parameter", "the endpoint's id must be a number")
         wanted["subscription_id"] = int(query["subscription_id"])
     if visit.session.tenant is not None:
         wanted["tenant"] = visit.session.tenant

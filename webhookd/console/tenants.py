@@ -8,19 +8,18 @@ import msgspec
 from aiohttp import web
 
 from webhookd.console.links import SCOPE_OF, Capability
-from webhookd.console.visits import Pages, Visit, list_query, page
+from webhookd.console.lists import PAGE_SIZE, UNPROCESSABLE, found_or_error, list_query
+from webhookd.console.visits import Pages, Visit, page
 from webhookd.core.limits import MAX_TENANT_CHARACTERS, TENANT
 from webhookd.http.responses import Problem
 from webhookd.http.routes import TENANT_ID
 
 MAX_COUNTED_ENDPOINTS = 100
 
-PAGE_SIZE = 50
 ENDPOINTS_SHOWN = 50
 REFRESH_SECONDS = 3
 NOT_FOUND = 404
 CONFLICT = 409
-UNPROCESSABLE = 422
 _PATH = f"/tenants/{TENANT_ID}"
 _WORDS = {
     "view": "See endpoints, deliveries and attempts",
@@ -65,16 +64,11 @@ class TenantPages(Pages):
     async def list_tenants(self, visit: Visit) -> web.StreamResponse:
         """List tenants, newest first, or those whose id begins with a text."""
         query = list_query(visit, "prefix")
+        found, error = await found_or_error(visit, "/v1/tenants", query)
         if "prefix" in query and not is_tenant(query["prefix"]):
-            return visit.render(
-                "tenants.html",
-                UNPROCESSABLE,
-                query=query,
-                found={"items": [], "next_cursor": None},
-                error=_BAD_TENANT,
-            )
-        found = await visit.get("/v1/tenants", limit=PAGE_SIZE, **query)
-        return visit.render("tenants.html", query=query, found=found, error=None)
+            error = _BAD_TENANT  # the API's words are about a parameter
+        status = UNPROCESSABLE if error else 200
+        return visit.render("tenants.html", status, query=query, found=found, error=error)
 
     @page("POST /tenants", "subscriptions")
     async def create_tenant(self, visit: Visit) -> web.StreamResponse:
@@ -225,7 +219,7 @@ def _in_words(problem: Problem) -> str:
     if "max_subscriptions" in problem.detail:
         return "The limit of endpoints must be a number from 0 to 2,147,483,647, or empty."
     return (
-        "The name is too long, or has characters that are no text."
+        "The name is too long, or has characters that are not allowed."
         if "name" in problem.detail
         else problem.detail
     )

@@ -301,16 +301,3 @@ class Pages:
             for name, method in vars(type(self)).items()
             if hasattr(method, "page_route")
         ]
-
-
-class Filters(dict[str, str]):
-    """The filters of a list that have a value. In a template, the others are None."""
-
-    def __missing__(self, _: str) -> None:
-        return None
-
-
-def list_query(visit: Visit, *names: str) -> Filters:
-    """Return the filters in the address, for the API and for the links of the page."""
-    given = ((name, visit.request.query.get(name, "").strip()) for name in (*names, "cursor"))
-    return Filters({name: value for name, value in given if value})
