@@ -2,78 +2,115 @@
 
 import html
 import re
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from tests.support.api import Client
 from tests.support.daemon import DaemonProcess
-from tests.support.waiting import CONDITION_TIMEOUT_SECONDS
+
+_TOKEN = re.compile(r'name="form_token" value="([^"]*)"')
+_HIDDEN = re.compile(r'<input type="hidden" name="([a-z_]+)" value="([^"]*)">')
+_TAGS = re.compile(r"<[^>]+>")
 
 
-class PageResponse(NamedTuple):
-    """A page, or a redirect to one."""
+class Shown(NamedTuple):
+    """A response to a visitor."""
 
     status: int
-    text: str
-    location: str
+    html: str
+    headers: Any
+    set_cookies: dict[str, str]  # the complete Set-Cookie headers, by cookie
 
     @property
-    def shown(self) -> str:
-        """The text between the tags, as it is read."""
-        return html.unescape(re.sub(r"<[^>]*>", "", self.text))
+    def text(self) -> str:
+        """The text that a person reads."""
+        return html.unescape(" ".join(_TAGS.sub(" ", self.html).split()))
+
+    @property
+    def location(self) -> str:
+        """The address that a redirect leads to, or an empty text."""
+        return str(self.headers.get("Location", ""))
+
+    @property
+    def links(self) -> list[str]:
+        """The addresses of links, forms, images, styles and scripts."""
+        return [html.unescape(found) for found in re.findall(r'(?:href|action|src)="([^"]*)"', self.html)]
+
+    def hidden(self, form: str) -> dict[str, str]:
+        """Return the hidden fields of the form with this action."""
+        for start, content in re.findall(r"<form([^>]*)>(.*?)</form>", self.html, re.DOTALL):
+            if f'action="{form}"' in start:
+                return {name: html.unescape(value) for name, value in _HIDDEN.findall(content)}
+        raise AssertionError(f"no form for {form}")
 
 
-class HttpVisitor:
-    """Requests pages of a daemon, and keeps the cookies that it sets."""
+class Visitor:
+    """Keeps the cookies of one browser."""
 
-    def __init__(self, daemon: DaemonProcess) -> None:
-        self._base = f"http://127.0.0.1:{daemon.port}"
-        self._session = aiohttp.ClientSession(
-            cookie_jar=aiohttp.CookieJar(unsafe=True),
-            timeout=aiohttp.ClientTimeout(CONDITION_TIMEOUT_SECONDS),
-        )
+    def __init__(self, session: aiohttp.ClientSession, daemon: DaemonProcess) -> None:
+        self._session = session
+        self._daemon = daemon
+        self.cookies: dict[str, str] = {}
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def request(self, method: str, path: str, **options: Any) -> Shown:
+        url = f"http://127.0.0.1:{self._daemon.port}{path}"
+        headers = dict(options.pop("headers", {}))
+        if self.cookies:
+            headers.setdefault("Cookie", "; ".join(f"{name}={value}" for name, value in self.cookies.items()))
+        async with self._session.request(
+            method, url, headers=headers, allow_redirects=False, **options
+        ) as response:
+            text = await response.text()
+            given = response.headers.getall("Set-Cookie", [])
+            set_cookies = {one.partition("=")[0]: one for one in given}
+            for name, line in set_cookies.items():
+                value = line.partition("=")[2].partition(";")[0].strip('"')
+                self.cookies.pop(name, None)
+                if value:
+                    self.cookies[name] = value
+            return Shown(response.status, text, response.headers, set_cookies)
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+    async def get(self, path: str) -> Shown:
+        return await self.request("GET", path)
 
-    async def get(self, path: str) -> PageResponse:
-        """Request a page, without following a redirect."""
-        return await self._request("GET", path)
-
-    async def post(self, path: str, fields: dict[str, Any] | None = None, *, on: str = "/") -> PageResponse:
-        """Send a form with the token of the page `on`. A list is sent as several fields."""
-        token = re.search(r'name="form_token" value="([^"]*)"', (await self.get(on)).text)
-        given = {"form_token": token[1] if token else ""} | (fields or {})
-        return await self.post_fields(path, given)
-
-    async def post_fields(self, path: str, fields: dict[str, Any]) -> PageResponse:
-        """Send a form with these fields only."""
+    async def post(self, path: str, fields: Mapping[str, object]) -> Shown:
+        """Send a form with these fields only. A list is sent as several fields."""
         pairs = [
             (name, str(each))
             for name, value in fields.items()
             for each in (value if isinstance(value, list) else [value])
         ]
-        return await self._request("POST", path, data=aiohttp.FormData(pairs))
+        return await self.request("POST", path, data=aiohttp.FormData(pairs))
 
-    async def log_in(self, token: str) -> None:
-        """Open a session of a token."""
-        response = await self.post_fields("/login", {"token": token})
-        assert response.status == 303, response
+    async def follow(self, shown: Shown) -> Shown:
+        """Follow a redirect after an action."""
+        assert shown.status == 303, (shown.status, shown.text)
+        return await self.get(shown.headers["Location"])
 
-    async def enter(self, api: Client, tenant: str, *capabilities: str) -> None:
+    async def form_token(self, path: str) -> str:
+        """Return the form token of this session, from a page that has a form."""
+        page = await self.get(path)
+        found = _TOKEN.search(page.html)
+        assert found, (page.status, page.text)
+        return found[1]
+
+    async def submit(self, path: str, page: str, /, **fields: object) -> Shown:
+        """Send a form of a page, with its token."""
+        return await self.post(path, {"form_token": await self.form_token(page)} | fields)
+
+    async def log_in(self, token: str) -> Shown:
+        return await self.request("POST", "/login", data={"token": token})
+
+    async def enter(self, url: str) -> Shown:
+        """Open a link to the portal, and press its button."""
+        code = urlsplit(url).query.removeprefix("code=")
+        return await self.request("POST", "/portal/enter", data={"code": code})
+
+    async def enter_by_link(self, api: Client, tenant: str, *capabilities: str) -> None:
         """Open a session of the portal by a link that the API makes."""
         made = await api.post(f"/v1/tenants/{tenant}/portal-link", {"capabilities": list(capabilities)})
         assert made.status == 201, made
-        response = await self.post_fields("/portal/enter", {"code": made.body["url"].partition("code=")[2]})
-        assert response.status == 303, response
-
-    async def _request(self, method: str, path: str, **options: Any) -> PageResponse:
-        async with self._session.request(
-            method, self._base + path, allow_redirects=False, **options
-        ) as response:
-            text = await response.text()
-            return PageResponse(response.status, text, response.headers.get("Location", ""))
+        assert (await self.enter(made.body["url"])).status == 303

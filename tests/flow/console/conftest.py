@@ -1,26 +1,21 @@
 """Visitors of a daemon's pages."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 
+import aiohttp
 import pytest
 
 from tests.support.api import Client
-from tests.support.visitor import HttpVisitor
+from tests.support.visitor import Visitor
 
-MakeVisitor = Callable[[Client], HttpVisitor]
+MakeVisitor = Callable[[Client], Visitor]
 
 
 @pytest.fixture
-async def make_visitor() -> AsyncIterator[MakeVisitor]:
+def make_visitor(session: aiohttp.ClientSession) -> MakeVisitor:
     """Return a function that makes visitors of the daemon of an API client."""
-    async with AsyncExitStack() as stack:
-        made: list[HttpVisitor] = []
 
-        def make(api: Client) -> HttpVisitor:
-            made.append(HttpVisitor(api.daemon))
-            return made[-1]
+    def make(api: Client) -> Visitor:
+        return Visitor(session, api.daemon)
 
-        yield make
-        for visitor in made:
-            await stack.enter_async_context(visitor)
+    return make

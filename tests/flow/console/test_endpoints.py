@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.flow.console.visitor import Shown, Visitor
 from tests.support.api import Client
 from tests.support.endpoint import Endpoint
 from tests.support.flow import EVENT_TYPE, Flow
+from tests.support.visitor import Shown, Visitor
 from tests.support.waiting import until
 
 SECRET = re.compile(r"whsec_[A-Za-z0-9+/=]+")

@@ -14,10 +14,10 @@ import pytest
 
 import webhookd.daemon.daemon  # noqa: F401  imports all pages
 from tests.flow.conftest import MakeApi
-from tests.flow.console.visitor import Shown, Visitor
 from tests.support.api import Client, tokens
 from tests.support.endpoint import Endpoint
 from tests.support.flow import Flow
+from tests.support.visitor import Shown, Visitor
 from tests.support.waiting import until
 from webhookd.console import links
 from webhookd.console.sessions import (

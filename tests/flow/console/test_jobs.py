@@ -7,7 +7,7 @@ from uuid import UUID
 from tests.flow.conftest import MakeApi
 from tests.flow.console.conftest import MakeVisitor
 from tests.support.api import Client, tokens
-from tests.support.visitor import PageResponse
+from tests.support.visitor import Shown
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 SCOPES = ("operate", "read", "jobs")
@@ -42,19 +42,19 @@ async def fail(api: Client) -> str:
     return str(job["job_id"])
 
 
-def listed(response: PageResponse) -> list[str]:
+def listed(response: Shown) -> list[str]:
     """Return the jobs of a list, in its order."""
     assert response.status == 200, response
-    return re.findall(r'data-head="Job"><a class="mono" href="/jobs/([^"]*)"', response.text)
+    return re.findall(r'data-head="Job"><a class="mono" href="/jobs/([^"]*)"', response.html)
 
 
 async def test_disabled_queue_says_how_to_enable_it(make_api: MakeApi, make_visitor: MakeVisitor) -> None:
     """And an enabled one without jobs, how to enqueue one."""
     api = await make_api()
     visitor = make_visitor(api)
-    assert "webhookd jobs enable" in (await visitor.get("/jobs")).shown
+    assert "webhookd jobs enable" in (await visitor.get("/jobs")).text
     await api.patch("/v1/job-substrate", {"enabled": True})
-    shown = (await visitor.get("/jobs")).shown
+    shown = (await visitor.get("/jobs")).text
     assert "No jobs yet" in shown
     assert "webhookd jobs enable" not in shown
 
@@ -69,8 +69,8 @@ async def test_jobs_are_listed_and_filtered(make_api: MakeApi, make_visitor: Mak
     visitor = make_visitor(api)
     first = await visitor.get("/jobs")
     assert listed(first) == [other, *ids[:1:-1]]
-    assert "<script>alert" not in first.text
-    [older] = re.findall(r'href="([^"]*)" rel="next"', first.text)
+    assert "<script>alert" not in first.html
+    [older] = re.findall(r'href="([^"]*)" rel="next"', first.html)
     assert listed(await visitor.get(older.replace("&amp;", "&"))) == ids[1::-1]
     assert listed(await visitor.get("/jobs?status=dead_letter")) == [dead]
     assert listed(await visitor.get("/jobs?kind=b")) == [other]
@@ -79,7 +79,7 @@ async def test_jobs_are_listed_and_filtered(make_api: MakeApi, make_visitor: Mak
     await api.patch("/v1/job-substrate", {"enabled": False})
     disabled = await visitor.get("/jobs")
     assert listed(disabled) == listed(first)
-    assert "webhookd jobs enable" in disabled.shown
+    assert "webhookd jobs enable" in disabled.text
 
 
 async def test_job_shows_its_history_and_is_requeued_or_cancelled(
@@ -94,31 +94,31 @@ async def test_job_shows_its_history_and_is_requeued_or_cancelled(
     path = f"/jobs/{dead}"
     page = await visitor.get(path)
     assert page.status == 200
-    assert "<script>alert" not in page.text
+    assert "<script>alert" not in page.html
     for text in ("NO_PICTURE", "worker-7", "Leased", "Dead letter", '"width": 200', "U+202E", "fn_job_claim"):
-        assert text in page.shown, text
-    form = {"form_token": re.findall(r'name="form_token" value="([^"]*)"', page.text)[0]}
-    made = await visitor.post_fields(f"{path}/requeue", form)
+        assert text in page.text, text
+    form = {"form_token": re.findall(r'name="form_token" value="([^"]*)"', page.html)[0]}
+    made = await visitor.post(f"{path}/requeue", form)
     assert made.status == 303
     new = made.location.removeprefix("/jobs/")
     assert str(UUID(new)) != dead
-    assert "This is the new job." in (await visitor.get(made.location)).shown
-    await visitor.post_fields(f"{path}/requeue", form)
+    assert "This is the new job." in (await visitor.get(made.location)).text
+    await visitor.post(f"{path}/requeue", form)
     again = await visitor.get(path)
-    assert f"The job was already requeued as job {new}." in again.shown
-    assert "/requeue" not in again.text
-    await visitor.post_fields(f"/jobs/{new}/cancel", form)
-    assert 'class="message bad"' in (await visitor.get(f"/jobs/{new}")).text, "the reason is missing"
-    await visitor.post_fields(f"/jobs/{new}/cancel", form | {"reason": HOSTILE})
+    assert f"The job was already requeued as job {new}." in again.text
+    assert "/requeue" not in again.html
+    await visitor.post(f"/jobs/{new}/cancel", form)
+    assert 'class="message bad"' in (await visitor.get(f"/jobs/{new}")).html, "the reason is missing"
+    await visitor.post(f"/jobs/{new}/cancel", form | {"reason": HOSTILE})
     cancelled = await visitor.get(f"/jobs/{new}")
-    assert "It is cancelled." in cancelled.shown
-    assert HOSTILE[:-1] in cancelled.shown
-    assert "Cancel the job" not in cancelled.shown
+    assert "It is cancelled." in cancelled.text
+    assert HOSTILE[:-1] in cancelled.text
+    assert "Cancel the job" not in cancelled.text
     await enqueue(api, "second")
     running = (await claim(api))["job_id"]
-    assert "Cancel the job" not in (await visitor.get(f"/jobs/{running}")).shown
-    await visitor.post_fields(f"/jobs/{running}/cancel", form | {"reason": "x"})
-    assert "an executor holds the job" in (await visitor.get(f"/jobs/{running}")).shown.lower()
+    assert "Cancel the job" not in (await visitor.get(f"/jobs/{running}")).text
+    await visitor.post(f"/jobs/{running}/cancel", form | {"reason": "x"})
+    assert "an executor holds the job" in (await visitor.get(f"/jobs/{running}")).text.lower()
     assert (await visitor.get("/jobs/00000000-0000-0000-0000-000000000000")).status == 404
     assert (await visitor.get(f"/jobs/{'-' * 36}")).status == 404
 
@@ -132,11 +132,11 @@ async def test_pages_need_the_scope_and_the_form_token(make_api: MakeApi, make_v
     reader, operator = make_visitor(api), make_visitor(api)
     await reader.log_in("reader")
     await operator.log_in("all")
-    assert 'href="/jobs"' not in (await reader.get("/deliveries")).text
+    assert 'href="/jobs"' not in (await reader.get("/deliveries")).html
     assert (await reader.get("/jobs")).status == 403
     assert (await reader.get(path)).status == 403
-    assert (await reader.post(f"{path}/cancel", {"reason": "x"}, on="/deliveries")).status == 403
-    assert (await operator.post_fields(f"{path}/cancel", {"reason": "x", "form_token": "y"})).status == 403
-    assert (await operator.post_fields(f"{path}/requeue", {})).status == 403
+    assert (await reader.submit(f"{path}/cancel", "/deliveries", reason="x")).status == 403
+    assert (await operator.post(f"{path}/cancel", {"reason": "x", "form_token": "y"})).status == 403
+    assert (await operator.post(f"{path}/requeue", {})).status == 403
     assert (await operator.get(f"/portal{path}")).status == 404
     assert (await api.get(f"/v1{path}")).body["status"] == "queued"
