@@ -4,6 +4,7 @@ Loading the modules takes a second of CPU time, nearly all of a daemon's start, 
 A forked process still has its own files, signals and exit code.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -13,7 +14,14 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-MODULES = ["webhookd.cli.main", "webhookd.daemon.daemon", "webhookd.devtools.listen", "tests.support.forked"]
+# anyio imports the second when it runs.
+MODULES = [
+    "webhookd.cli.main",
+    "webhookd.daemon.daemon",
+    "webhookd.devtools.listen",
+    "anyio._backends._asyncio",
+    "tests.support.forked",
+]
 
 
 class Forked:
@@ -73,6 +81,8 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], stdout:
     from webhookd.cli.main import main  # noqa: PLC0415  the tests' own process does not run it
     from webhookd.daemon import status  # noqa: PLC0415
 
+    # The objects of the fork server never become garbage, and looking at them would copy their pages.
+    gc.freeze()
     for path, stream in ((stdout, sys.stdout), (stderr, sys.stderr)):
         written = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(written, stream.fileno())

@@ -1,14 +1,16 @@
-"""/openapi.json and the page /docs, which shows the same to people. Both are rendered once, at start.
+"""/openapi.json and the page /docs, which shows the same to people. Rendered once, when first needed.
 
+Rendering takes as much CPU time as the rest of a start, and most instances are never asked for these pages.
 Both are open without a token: they reveal only the version, which every delivery also carries, and generators
 of clients have no token yet.
 """
 
+import asyncio
 import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -26,18 +28,32 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}\Z")
 _FORMAT_NAMES = {"date-time": "time", "uri": "URL"}
 
 
+class Rendered(NamedTuple):
+    """The document for programs, and the page."""
+
+    document: bytes
+    page: str
+
+
 class Documents(Resource):
     """The routes /openapi.json and /docs."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        all_routes = [*routes, *self.routes()]
-        schemas = Schemas(all_routes)
-        self._document = encoded(openapi.document(all_routes, schemas))
-        self._page = render(all_routes, schemas)
+        self._all_routes = [*routes, *self.routes()]
+        self._rendering: asyncio.Task[Rendered] | None = None
+
+    async def _rendered(self) -> Rendered:
+        """Render in a thread, so that deliveries go on meanwhile, and only once for all requests."""
+        if self._rendering is None:
+            work = asyncio.to_thread(rendered, self._all_routes)
+            self._rendering = asyncio.get_running_loop().create_task(work)
+        # A client that goes away must not cancel it for the others.
+        return await asyncio.shield(self._rendering)
 
     @route("GET /openapi.json", None, "Get this document", responses.Document, uses_database=False)
     async def _openapi(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._document, content_type=JSON, headers=HEADERS)
+        document = (await self._rendered()).document
+        return web.Response(body=document, content_type=JSON, headers=HEADERS)
 
     @route(
         "GET /docs", None, "Show the API documentation", responses.Html, media_type=HTML, uses_database=False
@@ -47,8 +63,14 @@ class Documents(Resource):
         scheme = "https" if request.headers.get("X-Forwarded-Proto") == "https" else request.scheme
         # The host comes from the client: check it.
         host = request.host
-        text = self._page.replace(_ADDRESS, f"{scheme}://{host}") if _HOST.match(host) else self._page
-        return page_response(text)
+        text = (await self._rendered()).page
+        return page_response(text.replace(_ADDRESS, f"{scheme}://{host}") if _HOST.match(host) else text)
+
+
+def rendered(routes: Sequence[Route]) -> Rendered:
+    """Return the documents of all routes. Pure."""
+    schemas = Schemas(routes)
+    return Rendered(encoded(openapi.document(routes, schemas)), render(routes, schemas))
 
 
 def render(routes: Sequence[Route], schemas: Schemas) -> str:

@@ -83,7 +83,7 @@ async def test_list_filters_and_escapes(api: Client, visitor: Visitor, endpoint:
         assert shown.status == 200, query
         assert set(re.findall(r'href="/endpoints/(\d+)"', shown.html)) == expected, query
     wrong = await visitor.get("/endpoints?tenant=a%20b")
-    assert (wrong.status, "tenant must be" in wrong.text) == (422, True)
+    assert (wrong.status, "Tenant must be" in wrong.text) == (422, True)
 
 
 async def test_create_shows_the_secret_once(api: Client, visitor: Visitor, endpoint: Endpoint) -> None:
