@@ -18,7 +18,15 @@ from webhookd.console.api_calls import ApiCalls
 from webhookd.console.html import Assets, Renderer
 from webhookd.console.logo import CONTENT_SECURITY_POLICY, Logo
 from webhookd.console.sessions import OPEN_SESSION, Area, Cookie, Session, Signer, of_token, session_of
-from webhookd.console.visits import FORM_TOKEN, PageRoute, Pages, Site, Visit
+from webhookd.console.visits import (
+    FORM_TOKEN,
+    MAX_FORM_BYTES,
+    MAX_OPEN_FORM_BYTES,
+    PageRoute,
+    Pages,
+    Site,
+    Visit,
+)
 from webhookd.context import Context
 from webhookd.core.errors import DatabaseUnavailable, Refused
 from webhookd.core.settings import Settings
@@ -128,7 +136,7 @@ class Console:
             raise Problem(403, "forbidden", f"this page needs the scope {route.scope}")
         if route.method != GET:
             _require_own_page(visit)
-            await visit.read_form()
+            await visit.read_form(MAX_OPEN_FORM_BYTES if route.scope is None else MAX_FORM_BYTES)
             if visit.has_session and route.scope is not None:
                 _require_form_token(visit)
         return await route.handler(visit)

@@ -5,6 +5,7 @@ Every value is escaped. A template that uses an unknown name fails.
 
 import hashlib
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from markupsafe import Markup
 
 from webhookd import __version__
 from webhookd.console import charts
+from webhookd.http.requests import depth
 
 if TYPE_CHECKING:
     from webhookd.console.visits import Visit
@@ -23,6 +25,11 @@ _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 # Invisible characters that change the order or the look of text around them, and control characters.
 DECEPTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 MAX_SHOWN_CHARACTERS = 200
+# Of a payload on a page. The buttons copy all of it.
+MAX_PAYLOAD_CHARACTERS = 200_000
+INDENT = 2
+# A longer document is shown without indentation.
+MAX_FORMATTED_BYTES = 8 * 1024 * 1024
 
 _STATUS_WORDS = {
     "Pending": "Waiting",
@@ -100,6 +107,7 @@ class Renderer:
         }
         self._environment.globals |= {
             "version": __version__,
+            "max_payload_characters": MAX_PAYLOAD_CHARACTERS,
             "asset": assets.urls,
             "sparkline": charts.sparkline,
             "bar_chart": charts.bar_chart,
@@ -174,12 +182,16 @@ def short(text: object, characters: int = MAX_SHOWN_CHARACTERS) -> str:
 
 
 def pretty_json(payload: str) -> str:
-    """Return JSON with indentation, or the text itself if it cannot be parsed."""
-    try:
+    """Return the beginning of JSON with indentation, or of the text itself if that is not possible."""
+    text = payload.encode()
+    # Each comma, opening and closing bracket can start a line. Indentation can make a deep document 1,000
+    # times as long, and only its beginning is shown.
+    lines = sum(map(text.count, b",[]{}"))
+    if len(text) + lines * INDENT * depth(text) <= MAX_FORMATTED_BYTES:
         # It keeps numbers and strings as they are, which decoding would not.
-        return msgspec.json.format(payload, indent=2)
-    except (msgspec.DecodeError, RecursionError):
-        return payload
+        with suppress(msgspec.DecodeError, RecursionError):
+            payload = msgspec.json.format(payload, indent=INDENT)
+    return short(payload, MAX_PAYLOAD_CHARACTERS)
 
 
 def for_input(time: str | None) -> str | None:

@@ -4,7 +4,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -148,8 +147,7 @@ def _form(visit: Visit, status: int = 200, error: str | None = None) -> web.Resp
 
 def _safe_path(given: str) -> str:
     """Return the path if it is one of ours: a redirect to another site would help phishing."""
-    parts = urlsplit(given)
-    is_own = given.startswith("/") and not given.startswith(("//", "/\\")) and not parts.netloc
+    is_own = given.startswith("/") and not given.startswith("//")
     return given if is_own and given.isprintable() and "\\" not in given else "/"
 
 

@@ -103,7 +103,9 @@ async def _endpoint(visit: Visit, text: str) -> Match:
 
 async def _job(visit: Visit, text: str) -> Match:
     job = await visit.get("/v1/jobs/{id}", text)
-    return Match(visit.url(f"/jobs/{job['id']}"), f"Job {job['id']}", job["kind"], job["created_at"])
+    return Match(
+        visit.url(f"/jobs/{job['job_id']}"), f"Job {job['job_id']}", job["job_kind"], job["enqueued_at"]
+    )
 
 
 async def _tenant(visit: Visit, text: str) -> Match:

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from webhookd.console.links import SCOPE_OF, token_with
+from webhookd.console.links import SCOPE_OF, fingerprint, token_with
 from webhookd.core.settings import Scope, Settings, Token
 
 CONSOLE_COOKIE = "webhookd_session"
@@ -55,7 +55,7 @@ class Session:
     may_see_secrets: bool
     tenant: str | None = None
     token: Token | None = None  # None: no tokens are configured, or a portal link opened the session
-    is_logged_in: bool = True  # false: no tokens are configured, and there is nothing to log out of
+    is_logged_in: bool = True  # false: it has no cookie, so there is nothing to log out of
 
     @property
     def came_by_link(self) -> bool:
@@ -138,10 +138,18 @@ def session_of(cookie: Cookie, area: Area, settings: Settings, now: float) -> Se
     return of_token(token, cookie.id)
 
 
-def of_token(token: Token, session_id: str = "header") -> Session:
+def of_token(token: Token, session_id: str | None = None) -> Session:
     """Return what a token allows. Without a cookie, each request carries the token itself."""
     scopes = frozenset(token.scopes)
-    return Session(session_id, token.name, scopes, "subscriptions" in scopes, token.tenant, token)
+    return Session(
+        session_id or f"header:{fingerprint(token)}",
+        token.name,
+        scopes,
+        may_see_secrets="subscriptions" in scopes,
+        tenant=token.tenant,
+        token=token,
+        is_logged_in=session_id is not None,
+    )
 
 
 def _session_of_link(cookie: Cookie, token: Token | None) -> Session | None:

@@ -90,6 +90,7 @@ MAX_REQUEUE_LIMIT = 10_000
 MAX_REPLAY_LIMIT = 10_000
 MAX_STATS_DAYS = 31  # the longest period of a chart
 MAX_STATS_SUBSCRIPTIONS = 100  # of one request
+MAX_TENANT_STATS_SUBSCRIPTIONS = 1000  # added up for a chart of a tenant
 
 # The daemon's own settings
 MAX_COUNT = 100_000  # batch sizes, windows and concurrency

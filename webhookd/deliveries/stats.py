@@ -9,7 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from webhookd.core.errors import Refusal, Refused
-from webhookd.core.limits import MAX_ID, MAX_STATS_DAYS, MAX_STATS_SUBSCRIPTIONS
+from webhookd.core.limits import (
+    MAX_ID,
+    MAX_STATS_DAYS,
+    MAX_STATS_SUBSCRIPTIONS,
+    MAX_TENANT_STATS_SUBSCRIPTIONS,
+)
 from webhookd.db.connection import Connection
 from webhookd.db.paging import Arguments, Row
 from webhookd.deliveries.reads import database_time
@@ -136,7 +141,13 @@ async def stats(
         if not ids:
             raise Refused(Refusal.NOT_FOUND, f"subscription {subscription_id} does not exist")
     elif tenant is not None:
-        ids = await _of_tenant(connection, tenant, None)
+        ids = await _of_tenant(connection, tenant, MAX_TENANT_STATS_SUBSCRIPTIONS + 1)
+        if len(ids) > MAX_TENANT_STATS_SUBSCRIPTIONS:
+            raise Refused(
+                Refusal.INVALID_ARGUMENT,
+                f"the tenant has more than {MAX_TENANT_STATS_SUBSCRIPTIONS} subscriptions, too many to "
+                "add up: ask for a subscription_id",
+            )
     else:
         ids = [_ALL]
     rows = {row["place"]: row for row in await _fetch(connection, ids, chosen)}
@@ -184,7 +195,7 @@ async def _given(connection: Connection, ids: Sequence[int], tenant: str | None)
     return [row["id"] for row in await connection.fetch(_GIVEN, known, tenant)]
 
 
-async def _of_tenant(connection: Connection, tenant: str, limit: int | None) -> list[int]:
+async def _of_tenant(connection: Connection, tenant: str, limit: int) -> list[int]:
     """Return subscriptions of a tenant, newest first."""
     return [row["id"] for row in await connection.fetch(_OF_TENANT, tenant, limit)]
 

@@ -101,7 +101,7 @@ async def read_json(
     if request.headers.get("Expect", "").strip().lower() == CONTINUE:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the response's own size is counted from here
-    body = await _read(request, max_bytes)
+    body = await read_body(request, max_bytes)
     try:
         body.decode()  # msgspec does not check the encoding of a value that it keeps raw
     except UnicodeDecodeError as error:
@@ -114,13 +114,16 @@ async def read_json(
 def check_depth(text: bytes) -> None:
     """Reject JSON that is nested too deeply."""
     # Nearly every body returns here, after two passes at the speed of memory.
-    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
-        return
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and depth(text) > MAX_DEPTH:
+        raise _too_deep()
+
+
+def depth(text: bytes) -> int:
+    """Return how many arrays and objects of a JSON document are inside each other."""
     # Once escapes are removed, every second quote ends a string; only brackets outside strings count.
     outside = b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     brackets = outside.translate(None, _ALL_BUT_BRACKETS)
-    if max(accumulate(map(_BRACKETS.__getitem__, brackets)), default=0) > MAX_DEPTH:
-        raise _too_deep()
+    return max(accumulate(map(_BRACKETS.__getitem__, brackets)), default=0)
 
 
 async def read_optional_json(request: web.Request, kind: type[Value], max_bytes: int) -> Value:
@@ -215,7 +218,8 @@ def _check_headers(request: web.Request, max_bytes: int) -> None:
         raise _too_large(max_bytes)
 
 
-async def _read(request: web.Request, max_bytes: int) -> bytes:
+async def read_body(request: web.Request, max_bytes: int) -> bytes:
+    """Read the body, up to a size."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):

@@ -110,6 +110,21 @@ async def test_unknown_subscription(api: Client) -> None:
         assert found.body["step_seconds"] == hours * 150
 
 
+async def test_tenant_with_too_many_subscriptions(api: Client, flow: Flow) -> None:
+    """422 with the limit; one of them can be asked for."""
+    insert = """
+        insert into webhookd.subscriptions (event_type, event_types, callback_url, tenant)
+        select 'a', '{a}', 'https://receiver.example/', 'acme' from generate_series(1, $1::integer)"""
+    await flow.superuser.execute(insert, 1000)
+    assert (await api.get("/v1/stats?tenant=acme")).status == 200
+    await flow.superuser.execute(insert, 1)
+    refused = await api.get("/v1/stats?tenant=acme")
+    assert refused.problem == (422, "invalid_parameter")
+    assert "more than 1000 subscriptions" in refused.body["detail"]
+    newest = await flow.superuser.fetchval("select max(id) from webhookd.subscriptions")
+    assert (await api.get(f"/v1/stats?subscription_id={newest}")).status == 200
+
+
 async def test_sparklines_of_many(make_api: MakeApi, endpoint: Endpoint, flow: Flow) -> None:
     """In the given order, each with 24 points; without ids, those that are failing."""
     api = await make_api(retry={"max_attempts": 2}, orchestration={"failing_after": 1})

@@ -11,8 +11,13 @@ FORM = "application/x-www-form-urlencoded"
     ("content_type", "body", "status"),
     [
         (FORM, b"token=\xff", 400),
-        (f"{FORM}; charset=nope", b"token=x", 400),
-        (f"{FORM}; charset=raw_unicode_escape", b"token=\\ud800", 400),
+        (FORM, b"token=%ff", 400),
+        (FORM, b"&".join([b"a=b"] * 2000), 400),
+        (FORM, b"token=" + b"x" * 20_000, 413),
+        (f"{FORM}; charset=nope", b"token=x", 415),
+        (f"{FORM}; charset=raw_unicode_escape", b"token=\\ud800", 415),
+        # Decoding a megabyte of it would take ten seconds.
+        (f"{FORM}; charset=punycode", b"token=x", 415),
         ("multipart/form-data", b"token=x", 415),
         ("application/json", b'{"token": "x"}', 415),
     ],

@@ -563,6 +563,7 @@ async def test_failed_logins_in_parallel_are_limited(world: World) -> None:
     [
         "//evil.example",
         "///evil.example",
+        "//[",
         "/\\evil.example",
         "\\\\evil.example",
         "https://evil.example",

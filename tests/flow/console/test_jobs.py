@@ -2,7 +2,7 @@
 
 import re
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from tests.flow.conftest import MakeApi
 from tests.flow.console.conftest import MakeVisitor
@@ -46,6 +46,16 @@ def listed(response: Shown) -> list[str]:
     """Return the jobs of a list, in its order."""
     assert response.status == 200, response
     return re.findall(r'data-head="Job"><a class="mono" href="/jobs/([^"]*)"', response.html)
+
+
+async def test_search_finds_a_job_by_its_id(make_api: MakeApi, make_visitor: MakeVisitor) -> None:
+    """It opens the job; another UUID finds nothing."""
+    api = await make_api()
+    await api.patch("/v1/job-substrate", {"enabled": True})
+    job_id = await enqueue(api, "one")
+    visitor = make_visitor(api)
+    assert (await visitor.get(f"/search?q={job_id}")).location == f"/jobs/{job_id}"
+    assert (await visitor.get(f"/search?q={uuid4()}")).status == 200
 
 
 async def test_disabled_queue_says_how_to_enable_it(make_api: MakeApi, make_visitor: MakeVisitor) -> None:

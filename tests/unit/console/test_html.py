@@ -1,5 +1,6 @@
 """What pages show: text from outside as text, times, numbers, and JSON as it was published."""
 
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -54,6 +55,22 @@ def test_pretty_json_keeps_numbers_and_strings() -> None:
     assert html.pretty_json("not json") == "not json"
     deep = "[" * 5000 + "]" * 5000
     assert html.pretty_json(deep)
+
+
+def test_pretty_json_of_a_deep_document_is_bounded() -> None:
+    """A megabyte whose indented form would be 500 times as long is shown as it is, cut like any other."""
+    deep = "[" * 490 + "0," * 500_000 + "0" + "]" * 490
+    tracemalloc.start()
+    try:
+        shown = html.pretty_json(deep)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert shown.startswith("[[[")
+    assert len(shown) == html.MAX_PAYLOAD_CHARACTERS + 1
+    assert peak_bytes < 20 * 1024 * 1024
+    wide = "[" + "0," * 500_000 + "0]"
+    assert html.pretty_json(wide).startswith("[\n  0,\n")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from webhookd.console.links import fingerprint
-from webhookd.console.sessions import Area, Cookie, Signer, new_id, session_of
+from webhookd.console.sessions import Area, Cookie, Signer, new_id, of_token, session_of
 from webhookd.core.settings import ApiSettings, Scope, Settings, Token
 
 NOW = 1_000_000.0
@@ -58,6 +58,14 @@ def test_a_session_ends_with_its_token(made: Any) -> None:
     assert session_of(made(token()), area, settings(token()), NOW) is not None
     assert session_of(made(token()), area, settings(token("other")), NOW) is None
     assert session_of(made(token()), area, settings(), NOW) is None
+
+
+def test_requests_with_a_token_in_the_header_are_one_session_for_each_token() -> None:
+    """Without a cookie there is nothing to log out of; another token is another session."""
+    mine, again, other = (of_token(token(name)) for name in ("ops", "ops", "other"))
+    assert mine == again
+    assert mine.id != other.id
+    assert not mine.is_logged_in
 
 
 def test_a_session_ends_at_its_time() -> None:

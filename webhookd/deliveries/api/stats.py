@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, UnsetType
 
-from webhookd.core.limits import MAX_STATS_DAYS, MAX_STATS_SUBSCRIPTIONS
+from webhookd.core.limits import MAX_STATS_DAYS, MAX_STATS_SUBSCRIPTIONS, MAX_TENANT_STATS_SUBSCRIPTIONS
 from webhookd.deliveries import stats
 from webhookd.http import fields
 from webhookd.http.auth import tenant_of
@@ -150,7 +150,8 @@ class StatsReports(DatabaseResource):
         "read",
         "Get rates and durations over time",
         Stats,
-        description="Of a subscription, of a tenant, or of all together, in steps of the same length; a step "
+        description="Of a subscription, of a tenant with at most "
+        f"{MAX_TENANT_STATS_SUBSCRIPTIONS} of them, or of all together, in steps of the same length; a step "
         f"without activity has zeros. A period has at most {MAX_STATS_DAYS} days. `retention.stats_days` "
         "says how long the numbers are kept.",
         query=StatsQuery,
