@@ -10,7 +10,7 @@ end
 $$;
 grant execute on function webhookd.console_key() to webhookd_app;
 
--- Both functions below call this, so expired links disappear without a service. Bounded, because a call must stay short.
+-- Both functions below end with this, so expired links disappear without a service. Bounded, because a call must stay short.
 create or replace function webhookd.remove_expired_console_links() returns void
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
 begin
@@ -45,7 +45,6 @@ begin
                              else 'view' = any(capabilities) and capabilities <@ '{view,manage,resend,secrets}'
                                  and cardinality(capabilities) <= 4 end
                     end, 'capabilities of a portal link must be view, and any of manage, resend and secrets');
-    perform remove_expired_console_links();
     if kind = 'portal' then
         -- Locked: the link is completely before an erasure, which deletes it, or after its request, which is seen here.
         perform from tenants t where t.tenant = tenant for key share;
@@ -67,6 +66,8 @@ begin
     session_expires_at := coalesce(now() + make_interval(secs => session_seconds), expires_at);
     insert into console_links (code_sha256, kind, token_fingerprint, actor, tenant, capabilities, expires_at, session_expires_at)
     values (code_sha256, kind, token_fingerprint, actor, tenant, capabilities, expires_at, session_expires_at);
+    -- After the lock of the tenant, as in an erasure, which deletes expired links too.
+    perform remove_expired_console_links();
 end
 $$;
 grant execute on function

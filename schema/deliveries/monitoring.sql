@@ -96,10 +96,12 @@ begin
 
     return query
     select 'retry', (select count(*) from (
-               select from webhook_delivery_sagas s
+               select s.subscription_id from webhook_delivery_sagas s
                where s.status = 'PendingRetry' and s.next_attempt_at > now()
-                   and not exists (select from subscriptions u where u.id = s.subscription_id and u.deleted_at is not null)
-               order by s.status, s.next_attempt_at limit counted_up_to) w), null::timestamptz;
+               order by s.status, s.next_attempt_at limit counted_up_to) w
+           -- Of the rows read, so that those of a deleted subscription cannot make it read more.
+           where not exists (select from subscriptions u where u.id = w.subscription_id and u.deleted_at is not null)),
+           null::timestamptz;
 
     return query
     select 'delivery', count(*), min(w.created_at) from (

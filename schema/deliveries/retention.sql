@@ -341,8 +341,12 @@ begin
             where u.deleted_at is not null and u.deleted_at < now() - make_interval(secs => period_days * 86400)
                 and not has_sagas(u.id)
             order by u.deleted_at, u.id limit batch_size for update skip locked);
-        subscriptions := remove_subscriptions(old_ids);
-        more := cardinality(old_ids) = batch_size;
+        -- The statistics of many endpoints are too many for one call: first those, then the endpoints.
+        more := remove_stats(old_ids, batch_size * 50);
+        if not more then
+            subscriptions := remove_subscriptions(old_ids);
+            more := cardinality(old_ids) = batch_size;
+        end if;
     end if;
     return next;
 end
@@ -409,6 +413,23 @@ begin
 end
 $$;
 grant execute on function webhookd.sweep_stats(text, integer, double precision) to webhookd_app;
+
+-- Removes some of the statistics of subscriptions; returns whether there may be more.
+create or replace function webhookd.remove_stats(subscription_ids bigint[], batch_size integer) returns boolean
+language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
+declare
+    minutes integer;
+    hours integer;
+begin
+    delete from delivery_stats t where t.ctid = any(array(
+        select k.ctid from delivery_stats k where k.subscription_id = any(subscription_ids) limit batch_size));
+    get diagnostics minutes = row_count;
+    delete from delivery_stats_hours t where t.ctid = any(array(
+        select k.ctid from delivery_stats_hours k where k.subscription_id = any(subscription_ids) limit batch_size));
+    get diagnostics hours = row_count;
+    return greatest(minutes, hours) = batch_size;
+end
+$$;
 
 create or replace function webhookd.remove_subscriptions(subscription_ids bigint[]) returns integer
 language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
@@ -546,7 +567,7 @@ begin
     where e.id = erasure.id
     returning e.* into erasure;
     finished := counts.is_end and not erasure.left_out and erasure.is_settled and can_finish(erasure);
-    if finished and erase_stats(erasure, batch_size * 50) then
+    if finished and remove_stats(erased_subscriptions(erasure), batch_size * 50) then
         -- The statistics of many endpoints are too many for one call. The next call continues with this erasure.
         finished := false;
         update erasures e set tried_at = '-infinity' where e.id = erasure.id;
@@ -690,24 +711,12 @@ language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
                        where u.id = erasure.subscription_id and u.deleted_at > now() - interval '15 seconds')
 $$;
 
--- Removes some of the statistics of an erased tenant or subscription; returns whether there may be more.
-create or replace function webhookd.erase_stats(erasure webhookd.erasures, batch_size integer) returns boolean
-language plpgsql set search_path = pg_catalog, webhookd, pg_temp as $$
-declare
-    erased_ids bigint[] := case
+-- Returns the subscriptions whose rows an erasure removes.
+create or replace function webhookd.erased_subscriptions(erasure webhookd.erasures) returns bigint[]
+language sql stable set search_path = pg_catalog, webhookd, pg_temp as $$
+    select case
         when erasure.subscription_id is not null then array[erasure.subscription_id]
-        else array(select u.id from subscriptions u where u.tenant <> '' and u.tenant = erasure.tenant) end;
-    minutes integer;
-    hours integer;
-begin
-    delete from delivery_stats t where t.ctid = any(array(
-        select k.ctid from delivery_stats k where k.subscription_id = any(erased_ids) limit batch_size));
-    get diagnostics minutes = row_count;
-    delete from delivery_stats_hours t where t.ctid = any(array(
-        select k.ctid from delivery_stats_hours k where k.subscription_id = any(erased_ids) limit batch_size));
-    get diagnostics hours = row_count;
-    return greatest(minutes, hours) = batch_size;
-end
+        else array(select u.id from subscriptions u where u.tenant <> '' and u.tenant = erasure.tenant) end
 $$;
 
 -- Removes the last rows, and leaves the evidence. The deliveries are gone, which the triggers check.
@@ -717,9 +726,9 @@ declare
     removed integer;
 begin
     if erasure.subscription_id is not null then
-        removed := remove_subscriptions(array[erasure.subscription_id]);
+        removed := remove_subscriptions(erased_subscriptions(erasure));
     else
-        removed := remove_subscriptions(array(select u.id from subscriptions u where u.tenant <> '' and u.tenant = erasure.tenant));
+        removed := remove_subscriptions(erased_subscriptions(erasure));
         delete from tenants t where t.tenant = erasure.tenant;
         -- Also the login links that its token made in the meantime, and expired ones, whose actor may have its name.
         delete from console_links l where l.tenant = erasure.tenant;

@@ -15,6 +15,7 @@ from tests.support.history import watch
 from tests.support.pages import ROOT, blocks
 from tests.support.races import Contest
 from tests.support.sweeps import containing, erase
+from tests.support.waiting import until_blocked
 from webhookd.console import links
 from webhookd.core.errors import Refusal, Refused
 from webhookd.db.connection import translated
@@ -29,6 +30,8 @@ Result = TypeVar("Result")
 FINGERPRINT = "0a" * 16
 # A few levels of each index, for each statement.
 MAX_BLOCKS = 60
+# A code that no link has.
+UNKNOWN = "u" * 43
 COUNT = "select count(*) from webhookd.console_links"
 
 
@@ -191,7 +194,7 @@ async def test_expired_links_are_removed_in_passing(flow: Flow, act: str) -> Non
     if act == "create":
         await login_link(flow)
     else:
-        assert await links.redeem_link(flow.daemon, "login", "unknown") is None
+        assert await links.redeem_link(flow.daemon, "login", UNKNOWN) is None
     assert await flow.superuser.fetchval(f"{COUNT} where actor = 'old'") == 0
     assert await links.redeem_link(flow.daemon, "login", live.code) is not None
 
@@ -260,7 +263,7 @@ async def test_expired_links_in_use_are_skipped(race: Race) -> None:
     """Two calls that remove expired links do not wait for each other."""
     await expire(race.first, await login_link(race.first))
     async with race.first.daemon.transaction():
-        assert await links.redeem_link(race.first.daemon, "login", "unknown") is None
+        assert await links.redeem_link(race.first.daemon, "login", UNKNOWN) is None
         assert await race.skips(links.redeem_link(race.second.daemon, "login", "other")) is None
 
 
@@ -349,6 +352,20 @@ async def test_race_fails_without_the_lock(race: Race, run: RunRace) -> None:
         await run(race)
 
 
+async def test_waiting_link_holds_nothing_that_an_erasure_deletes(race: Race) -> None:
+    """An erasure locks the tenant first, and then deletes its links, also those that have expired."""
+    expired = await portal_link(race.first)
+    await expire(race.first, expired)
+    erasing = race.first.superuser
+    async with erasing.transaction():
+        await erasing.execute("select from webhookd.tenants where tenant = 'acme' for update")
+        task = asyncio.create_task(portal_link(race.second))
+        await until_blocked(erasing, race.second.daemon.get_server_pid(), erasing.get_server_pid())
+        await erasing.execute("delete from webhookd.console_links")
+    await task
+    assert await race.count(COUNT) == 1
+
+
 # Plans
 
 
@@ -358,7 +375,7 @@ async def test_calls_read_few_blocks(flow: Flow) -> None:
     await flow.superuser.execute("vacuum analyze webhookd.console_links")
     for _ in range(6):
         await portal_link(flow)
-        await links.redeem_link(flow.daemon, "portal", "unknown")
+        await links.redeem_link(flow.daemon, "portal", UNKNOWN)
     link = await portal_link(flow)
     await flow.superuser.execute(
         """
@@ -370,7 +387,7 @@ async def test_calls_read_few_blocks(flow: Flow) -> None:
         """
     )
     await watched(flow, lambda: portal_link(flow))
-    await watched(flow, lambda: links.redeem_link(flow.daemon, "portal", "unknown"))
+    await watched(flow, lambda: links.redeem_link(flow.daemon, "portal", UNKNOWN))
     assert await watched(flow, lambda: links.redeem_link(flow.daemon, "portal", link.code)) is not None
 
 

@@ -1,6 +1,7 @@
 """The backlog of each stage, as the gauges show it."""
 
 from tests.support.flow import POLICY, Flow
+from tests.support.history import watch
 from webhookd.deliveries import reads, subscriptions
 
 # A retry is an hour away.
@@ -65,6 +66,24 @@ async def test_deleted_subscription_has_no_backlog(flow: Flow) -> None:
     await subscriptions.delete(flow.daemon, subscription_id)
     assert await waiting(flow) == {}
     assert await reads.failing_endpoints(flow.daemon, 10) == []
+
+
+async def test_few_retries_of_a_deleted_subscription_are_read(flow: Flow) -> None:
+    """They count nothing, and however many they are, no more than the limit are read."""
+    subscription_id = await flow.subscribe()
+    for _ in range(200):
+        await flow.publish()
+    await flow.route()
+    await flow.start(window=200)
+    for lease in await flow.claim(200):
+        await flow.report(lease, 500)
+    await flow.apply(LATER)
+    assert (await waiting(flow))["retry"] == 100
+    await subscriptions.delete(flow.daemon, subscription_id)
+    await flow.superuser.execute("vacuum analyze webhookd.webhook_delivery_sagas")
+    assert await waiting(flow, 10) == {}
+    _, touched = await watch(flow.daemon, lambda _: waiting(flow, 10))
+    assert touched.blocks["subscriptions"] < 50, touched.blocks
 
 
 async def test_counting_stops_at_the_limit(flow: Flow) -> None:

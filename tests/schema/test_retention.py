@@ -158,6 +158,27 @@ async def test_waiting_delivery_of_a_deleted_subscription_keeps_nothing(flow: "F
     assert await flow.superuser.fetchval("select count(*) from webhookd.subscription_changes") == 0
 
 
+async def test_deleted_subscription_with_many_statistics_is_removed_in_several_calls(flow: "Flow") -> None:
+    """A call removes at most 50 rows of statistics for each row of its batch, so that it stays short."""
+    subscription_id = await flow.subscribe()
+    await subscriptions.delete(flow.daemon, subscription_id)
+    await flow.superuser.execute(
+        """
+        insert into webhookd.delivery_stats_hours (subscription_id, hour)
+        select $1, '2026-01-01'::timestamptz + h * interval '1 hour' from generate_series(1, 120) h
+        """,
+        subscription_id,
+    )
+    await let_pass(flow.superuser, 31)
+    left = []
+    for _ in range(3):
+        swept = await queries.sweep_subscriptions(flow.daemon, HOLDER, 1, MONTH)
+        assert swept.more
+        left.append(await flow.superuser.fetchval("select count(*) from webhookd.delivery_stats_hours"))
+    assert left == [70, 20, 0]
+    assert await flow.superuser.fetchval("select count(*) from webhookd.subscriptions") == 0
+
+
 async def test_request_in_flight_keeps_its_event(flow: "Flow") -> None:
     """Also if its subscription was deleted: the report must find its job."""
     subscription_id = await flow.subscribe()

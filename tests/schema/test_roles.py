@@ -225,6 +225,8 @@ lock_finished_events      retention_keeper      invoker
 remove_sagas              retention_keeper      invoker
 remove_events             retention_keeper      invoker
 remove_subscriptions      retention_keeper      invoker
+remove_stats              retention_keeper      invoker
+erased_subscriptions      retention_keeper      invoker
 take_retention_turn       retention_keeper      definer
 examine_events            retention_keeper      invoker
 check_sweep               retention_keeper      invoker
@@ -240,7 +242,6 @@ erase_tenant_batch        retention_keeper      invoker
 erase_subscription_batch  retention_keeper      invoker
 lifecycle_events          retention_keeper      invoker
 can_finish                retention_keeper      invoker
-erase_stats               retention_keeper      invoker
 finish_erasure            retention_keeper      invoker
 remove_jobs               retention_keeper      invoker
 remove_jobs_of_events     retention_keeper      invoker
