@@ -218,7 +218,7 @@ async def test_event_without_a_subscription_of_its_tenant_is_explained(flow: Flo
     assert await words("globex", "order.paid") is None
     await subscriptions.delete(flow.daemon, 4)
     await subscriptions.delete(flow.daemon, 5)
-    none = "There is no subscription without a tenant to order.paid."
+    none = "The event has no tenant, and no subscription without a tenant matches order.paid."
     assert await words("", "order.paid") == f"{none} 1 subscription of a tenant matches this type."
 
 
@@ -320,6 +320,21 @@ async def test_requeued_delivery_is_explained_by_the_latest(flow: Flow, delivery
     assert (last["saga_id"], last["status"]) == (twice.saga_id, SagaStatus.COMPLETED)
     assert last["reason"] == Reason.DELIVERED
     assert last["explanation"].endswith("after 1 attempt.")
+
+
+async def test_rate_limit_is_explained(flow: Flow) -> None:
+    """A delivery that is due for long waits for the rate limit of its subscription, if it has one."""
+    limited, other = await flow.subscribe(), await flow.subscribe()
+    await subscriptions.update(flow.daemon, limited, {"max_per_second": 0.5})
+    event_id = await flow.publish()
+    await flow.route()
+    assert set((await reasons(flow, event_id)).values()) == {Reason.FIRST_ATTEMPT_DUE}
+    async with flow.superuser.transaction():
+        await flow.superuser.execute("set local session_replication_role = replica")
+        await flow.superuser.execute(
+            "update webhookd.webhook_delivery_sagas set next_attempt_at = now() - interval '1 minute'"
+        )
+    assert await reasons(flow, event_id) == {limited: Reason.RATE_LIMITED, other: Reason.FIRST_ATTEMPT_DUE}
 
 
 async def test_full_window_and_failing_endpoint_are_explained(flow: Flow) -> None:

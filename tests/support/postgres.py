@@ -294,8 +294,9 @@ def wait_until_ready(process: subprocess.Popen[bytes], dsn: str) -> bool:
     """Wait until the server accepts a login; False if it ends or the time is up."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        # 57P03 "the database system is starting up", or the port is not open yet.
-        with contextlib.suppress(OSError, asyncpg.CannotConnectNowError):
+        # 57P03 "the database system is starting up", or the port is not open yet. A server that fails in its
+        # recovery, because its disk is full, closes the connection in the middle of the login.
+        with contextlib.suppress(OSError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
             run_apart(server_major(dsn))
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -41,6 +41,8 @@ NEW = DeliveryFacts(
     failing_since=None,
     is_waiting_for_probe=False,
     is_window_full=False,
+    max_per_second=None,
+    is_late=False,
     buried_as=None,
     requeued_as=None,
 )
@@ -108,7 +110,14 @@ DELIVERIES: list[tuple[DeliveryFacts, Reason, str]] = [
     # No other attempt is active, so this one is sent.
     (delivery(PENDING, failing_since=AT), Reason.FIRST_ATTEMPT_DUE, "about to start"),
     (delivery(PENDING, is_window_full=True), Reason.WINDOW_FULL, "maximum number of active attempts"),
-    (delivery(BUSY, **UNLEASED), Reason.WAITS_FOR_WORKER, "Attempt 1 of 5 is waiting for a worker"),
+    (
+        delivery(PENDING, max_per_second=2.0, is_late=True),
+        Reason.RATE_LIMITED,
+        "at most 2 requests per second",
+    ),
+    (delivery(PENDING, max_per_second=2.0), Reason.FIRST_ATTEMPT_DUE, "about to start"),
+    (delivery(PENDING, is_late=True), Reason.FIRST_ATTEMPT_DUE, "about to start"),
+    (delivery(BUSY, **UNLEASED), Reason.WAITS_FOR_WORKER, "Attempt 1 of 5 is about to be sent"),
     (delivery(BUSY, subscription=INACTIVE, **UNLEASED), Reason.HELD_INACTIVE, "Held"),
     (
         delivery(BUSY, failing_since=AT, is_waiting_for_probe=True, **UNLEASED),

@@ -8,7 +8,6 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Iterable
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -26,13 +25,14 @@ from webhookd.console.visits import (
     Pages,
     Site,
     Visit,
+    host_of,
 )
 from webhookd.context import Context
 from webhookd.core.errors import DatabaseUnavailable, Refused
 from webhookd.core.settings import Settings
 from webhookd.http.auth import Auth
 from webhookd.http.responses import HEADERS, Problem, internal, not_found, of_http, of_refusal, unavailable
-from webhookd.http.routes import Handler, QueryRunner, Route
+from webhookd.http.routes import HTML, Handler, QueryRunner, Route
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,23 @@ class Console:
                 yield route.method, f"{area.value}{route.path}", self._guarded(route, area)
         yield GET, "/portal", self._to_portal
         yield GET, "/portal/logo", self._logo
+
+    @web.middleware
+    async def unknown_addresses(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Show a page to a browser at an address that does not exist; other clients get a problem."""
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            accepts_pages = HTML in request.headers.get("Accept", "")
+            if request.match_info.http_exception is None or not accepts_pages or _is_of_api(request):
+                raise
+            unknown = error
+
+        async def refuse(_: Visit) -> web.StreamResponse:
+            raise unknown
+
+        area = Area.PORTAL if request.path.startswith("/portal/") else Area.CONSOLE
+        return await self._guarded(PageRoute(GET, request.path, None, refuse), area)(request)
 
     async def signer(self) -> Signer:
         """Return the signer. Its key never changes, so it is read once."""
@@ -170,7 +187,7 @@ class Console:
         if visit is None:
             # Without a signer there is no form and no navigation.
             text = self._site.renderer.render_plain("problem_plain.html", problem=problem)
-            response = web.Response(text=text, status=problem.status, content_type="text/html")
+            response = web.Response(text=text, status=problem.status, content_type=HTML)
         else:
             response = visit.render("problem.html", problem.status, problem=problem)
         response.headers.update(problem.headers)
@@ -188,6 +205,10 @@ class Console:
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cross-Origin-Resource-Policy": "same-origin",
         }
+
+
+def _is_of_api(request: web.Request) -> bool:
+    return request.path.startswith("/v1/")
 
 
 def _problem(request: web.Request, error: Exception) -> Problem:
@@ -215,21 +236,8 @@ def _require_own_page(visit: Visit) -> None:
     if fetched_from is not None and fetched_from not in _SAME_ORIGIN:
         raise Problem(403, "foreign_form", "a page of another site sent this form", close=True)
     origin = headers.get("Origin")
-    if origin is not None and _host_of(origin) not in _own_hosts(visit):
+    if origin is not None and host_of(origin) not in visit.own_hosts:
         raise Problem(403, "foreign_form", "a page of another site sent this form", close=True)
-
-
-def _host_of(origin: str) -> str:
-    """Return host and port of an origin; of text that is no URL, nothing."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
-
-
-def _own_hosts(visit: Visit) -> tuple[str, ...]:
-    public = urlsplit(visit.settings.api.public_url).netloc.lower()
-    return (visit.request.host.lower(), public) if public else (visit.request.host.lower(),)
 
 
 def _require_form_token(visit: Visit) -> None:

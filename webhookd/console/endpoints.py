@@ -11,7 +11,14 @@ import msgspec
 from aiohttp import web
 
 from webhookd.console import endpoint_forms as forms
-from webhookd.console.lists import PAGE_SIZE, UNPROCESSABLE, Filters, found_or_error, list_query
+from webhookd.console.lists import (
+    NOTHING,
+    PAGE_SIZE,
+    UNPROCESSABLE,
+    Filters,
+    found_or_error,
+    list_query,
+)
 from webhookd.console.visits import Pages, Visit, page
 from webhookd.http.responses import Problem, encoded
 
@@ -53,8 +60,13 @@ class EndpointPages(Pages):
         if visit.in_portal:
             query.pop("tenant", None)
         asked: dict[str, str] = dict(query)
-        asked |= STATES.get(asked.pop("state", ""), ("", {}))[1]
-        found, error = await found_or_error(visit, "/v1/subscriptions", asked)
+        state = asked.pop("state", None)
+        error: str | None
+        if state is not None and state not in STATES:
+            found, error = NOTHING, f"State: choose one of {', '.join(STATES)}."
+        else:
+            asked |= STATES[state][1] if state is not None else {}
+            found, error = await found_or_error(visit, "/v1/subscriptions", asked)
         return visit.render(
             "endpoints.html",
             UNPROCESSABLE if error else 200,

@@ -4,7 +4,7 @@ import msgspec
 from aiohttp import web
 
 from webhookd.console.api_calls import decoded
-from webhookd.console.lists import UNPROCESSABLE, found_or_error, list_query
+from webhookd.console.lists import NOTHING, UNPROCESSABLE, found_or_error, list_query
 from webhookd.console.visits import Pages, Visit, page
 
 _FILTERS = ("tenant", "event_type", "idempotency_key", "correlation_id", "created_after", "created_before")
@@ -24,10 +24,14 @@ class EventPages(Pages):
         """List events, newest first."""
         query = list_query(visit, *_FILTERS, "label")
         asked: dict[str, str] = dict(query)
-        if label := asked.pop("label", ""):
-            name, _, value = label.partition("=")
-            asked[f"label.{name.strip()}"] = value.strip()
-        found, error = await found_or_error(visit, "/v1/events", asked)
+        name, equals, value = asked.pop("label", "").partition("=")
+        error: str | None
+        if name and not equals:
+            found, error = NOTHING, "A label is a name and a value, as in region=eu."
+        else:
+            if equals:
+                asked[f"label.{name.strip()}"] = value.strip()
+            found, error = await found_or_error(visit, "/v1/events", asked)
         status = UNPROCESSABLE if error else 200
         return visit.render("events.html", status, query=query, found=found, error=error)
 

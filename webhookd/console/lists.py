@@ -8,7 +8,15 @@ from webhookd.http.responses import Problem
 
 PAGE_SIZE = 50
 UNPROCESSABLE = 422
+NOTHING: dict[str, Any] = {"items": [], "next_cursor": None}
 _TIMES = ("created_after", "created_before", "failed_after", "failed_before", "since", "until")
+# What the API says about a parameter that it cannot read, and the same for people.
+_OF_FIELD = re.compile(r"(?P<what>.+) - at `\$\.(?P<field>[a-z_]+)[^`]*`")
+_WORDS = (
+    ("Invalid enum value", "none of the choices"),
+    ("Invalid RFC3339", "not a time"),
+    ("", "not a valid value"),
+)
 
 
 class Filters(dict[str, str]):
@@ -42,9 +50,12 @@ async def found_or_error(visit: Visit, path: str, query: dict[str, str]) -> tupl
     except Problem as problem:
         if problem.status != UNPROCESSABLE:
             raise
-        return {"items": [], "next_cursor": None}, sentence(problem.detail)
+        return NOTHING, sentence(problem.detail)
 
 
 def sentence(detail: str) -> str:
-    """Return a problem's detail as a sentence."""
+    """Return a problem's detail as a sentence, which begins with the name of the field."""
+    if found := _OF_FIELD.fullmatch(detail):
+        words = next(text for start, text in _WORDS if found["what"].startswith(start))
+        detail = f"{found['field'].replace('_', ' ')}: {words}"
     return f"{detail[:1].upper()}{detail[1:]}{'' if detail.endswith(('.', '!', '?')) else '.'}"

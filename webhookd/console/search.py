@@ -16,6 +16,8 @@ NOT_FOUND = 404
 # A text that cannot be a key, a correlation id, and so on, is refused by the API.
 _NO_MATCH = (NOT_FOUND, 422)
 _NUMBER = re.compile(r"[0-9]{1,19}\Z")
+# The id of an event as receivers see it, in the header webhook-id.
+_WEBHOOK_ID = re.compile(r"evt_[0-9]{1,19}\Z", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
 _LABEL = re.compile(r"([^=\s]+)\s*=\s*(.+)\Z")
 
@@ -59,7 +61,9 @@ def _searches(visit: Visit, text: str) -> list[Search]:
     if not text:
         return []
     if _NUMBER.match(text):
-        return [_event, _delivery, _endpoint, _key, _correlation]
+        return [_event, _delivery, _endpoint, _key, _correlation, _endpoints]
+    if _WEBHOOK_ID.match(text):
+        return [_event]
     found: list[Search] = []
     if _LABEL.match(text):
         found.append(_label)
@@ -74,7 +78,7 @@ def _searches(visit: Visit, text: str) -> list[Search]:
 
 
 async def _event(visit: Visit, text: str) -> Match:
-    event = await visit.get("/v1/events/{id}", int(text))
+    event = await visit.get("/v1/events/{id}", int(text.rpartition("_")[2]))
     return Match(
         visit.url(f"/events/{event['id']}"), f"Event {event['id']}", event["event_type"], event["created_at"]
     )

@@ -6,7 +6,7 @@ A page is a function from a Visit to a response, declared with `page`.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 from aiohttp import web
@@ -156,6 +156,24 @@ class Visit:
         """Return whether the visitor has a scope."""
         return scope in self.session.scopes
 
+    @property
+    def is_read_only(self) -> bool:
+        """Return whether no page has an action for the visitor."""
+        return self.session.scopes <= {"read", "ingest"}
+
+    @property
+    def page_of_form(self) -> str | None:
+        """The page of the console that sent the form of this request, if the browser says so."""
+        sender = self.request.headers.get("Referer", "")
+        if self.in_portal or host_of(sender) not in self.own_hosts:
+            return None
+        return urlsplit(sender)._replace(scheme="", netloc="", fragment="").geturl()
+
+    @property
+    def own_hosts(self) -> frozenset[str]:
+        """The hosts under which browsers reach this daemon."""
+        return frozenset({self.request.host.lower(), host_of(self.settings.api.public_url)}) - {""}
+
     def url(self, path: str, **query: object) -> str:
         """Return the address of a page in this area. Values that are None are left out."""
         given = {name: value for name, value in query.items() if value is not None}
@@ -256,6 +274,14 @@ class Visit:
     def form_token(self) -> str:
         """The token that a form of this visitor must carry."""
         return self.signer.form_token(self._session) if self._session else ""
+
+
+def host_of(url: str) -> str:
+    """Return host and port of a URL; of other text, nothing."""
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return ""
 
 
 Page: TypeAlias = Callable[[Visit], Awaitable[web.StreamResponse]]

@@ -17,6 +17,7 @@ from uuid import uuid4
 import anyio
 import anyio.lowlevel
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from webhookd import __version__
 from webhookd.console.activity import ActivityHub
@@ -170,6 +171,9 @@ class Api(Site):
         finally:
             with anyio.CancelScope(shield=True):
                 await self._ingest.close()
+
+    def _middlewares(self) -> Iterable[Middleware]:
+        return (self._console.unknown_addresses,)
 
     def _pages(self) -> Iterable[tuple[str, str, Handler]]:
         return self._console.handlers()

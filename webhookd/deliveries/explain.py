@@ -14,6 +14,8 @@ from webhookd.db.paging import Row
 
 NOT_ROUTED = "not_routed"
 MAX_COUNTED_SUBSCRIPTIONS = 1000
+# A rate limit delays a delivery that is due for longer. The others start within a poll interval.
+LATE_SECONDS = 2
 
 
 class Reason(StrEnum):
@@ -39,6 +41,7 @@ class Reason(StrEnum):
     RETRY_DUE = "retry_due"
     ENDPOINT_FAILING = "endpoint_failing"  # the failing endpoint gets one request at a time
     WINDOW_FULL = "window_full"  # the subscription has its maximum number of active attempts
+    RATE_LIMITED = "rate_limited"  # due for a while, and the subscription has a max_per_second
     # An attempt is active.
     WAITS_FOR_WORKER = "waits_for_worker"
     IN_FLIGHT = "in_flight"  # a worker holds its lease
@@ -125,6 +128,8 @@ class DeliveryFacts(NamedTuple):
     failing_since: datetime | None
     is_waiting_for_probe: bool  # the endpoint fails, and another attempt is its probe
     is_window_full: bool
+    max_per_second: float | None
+    is_late: bool  # due for longer than an attempt takes to start
     buried_as: int | None  # the dead letter that it became
     requeued_as: int | None
 
@@ -161,7 +166,7 @@ def explain_no_subscription(event_type: str, tenant: str, others: int) -> str:
     text = (
         f"Tenant {tenant} has no subscription to {event_type}."
         if tenant
-        else f"There is no subscription without a tenant to {event_type}."
+        else f"The event has no tenant, and no subscription without a tenant matches {event_type}."
     )
     if not others:
         return text
@@ -197,15 +202,21 @@ def _waiting(facts: DeliveryFacts) -> Explanation:
         text = f"{none_left} The delivery becomes a dead letter at {due_at}."
         return Explanation(Reason.EXHAUSTED, text)
     attempt = f"{_failure(facts)}Attempt {_next_attempt(facts)}"
-    if not facts.is_due:
-        reason = Reason.SCHEDULED if facts.status is SagaStatus.PENDING else Reason.RETRY_LATER
-        return Explanation(reason, f"{attempt} is due at {due_at}.")
-    due = f"{attempt} has been due since {due_at}"
+    if facts.is_due:
+        return _due(facts, f"{attempt} has been due since {due_at}")
+    reason = Reason.SCHEDULED if facts.status is SagaStatus.PENDING else Reason.RETRY_LATER
+    return Explanation(reason, f"{attempt} is due at {due_at}.")
+
+
+def _due(facts: DeliveryFacts, due: str) -> Explanation:
     if facts.failing_since is not None and facts.is_waiting_for_probe:
         return Explanation(Reason.ENDPOINT_FAILING, f"{due}. {_one_at_a_time(facts.failing_since)}")
     if facts.is_window_full:
         text = f"{due}. The subscription already has its maximum number of active attempts."
         return Explanation(Reason.WINDOW_FULL, text)
+    if facts.max_per_second is not None and facts.is_late:
+        text = f"{due}. The subscription gets at most {facts.max_per_second:g} requests per second."
+        return Explanation(Reason.RATE_LIMITED, text)
     reason = Reason.FIRST_ATTEMPT_DUE if facts.status is SagaStatus.PENDING else Reason.RETRY_DUE
     return Explanation(reason, f"{due} and is about to start.")
 
@@ -229,7 +240,9 @@ def _in_progress(facts: DeliveryFacts) -> Explanation:
     if facts.failing_since is not None and facts.is_waiting_for_probe:
         text = f"{attempt} is waiting. {_one_at_a_time(facts.failing_since)}"
         return Explanation(Reason.ENDPOINT_FAILING, text)
-    return Explanation(Reason.WAITS_FOR_WORKER, f"{attempt} is waiting for a worker with a free slot.")
+    return Explanation(
+        Reason.WAITS_FOR_WORKER, f"{attempt} is about to be sent by the next worker with a free slot."
+    )
 
 
 def _dead_lettered(facts: DeliveryFacts) -> Explanation:
@@ -360,8 +373,9 @@ _FACTS_TEMPLATE = """
             (select count(*) from (
                 select from webhookd.webhook_delivery_sagas o
                 where o.subscription_id = s.id and o.status = 'InProgress' limit $2) w) >= $2
-            else false end as is_window_full"""
-_FACTS = _FACTS_TEMPLATE.format(sent_to=SENT_TO)
+            else false end as is_window_full,
+        s.max_per_second, g.next_attempt_at <= now() - interval '{late_seconds} seconds' as is_late"""
+_FACTS = _FACTS_TEMPLATE.format(sent_to=SENT_TO, late_seconds=LATE_SECONDS)
 _JOINS = """
     left join lateral (
         select * from webhookd.webhook_delivery_jobs j where j.saga_id = g.id

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 
 import anyio
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from webhookd.core.errors import CannotListen, DatabaseUnavailable, Refused
 from webhookd.core.settings import Settings, host_and_port
@@ -94,7 +95,7 @@ class Site:
         self._routes = tuple(routes)
 
     async def run(self) -> None:
-        app = web.Application(middlewares=[errors_to_problems])
+        app = web.Application(middlewares=[errors_to_problems, *self._middlewares()])
         handlers = [(route.method, route.path, self._guarded(route)) for route in self._routes]
         for method, path, handler in (*handlers, *self._pages()):
             # Not add_get, which would also serve HEAD.
@@ -102,6 +103,10 @@ class Site:
         app.on_response_prepare.append(self._before_response)
         app.on_shutdown.append(self._on_shutdown)
         await serve(app, self._listening, self._settings)
+
+    def _middlewares(self) -> Iterable[Middleware]:
+        """Return what sees requests before the handlers do, and errors before they become problems."""
+        return ()
 
     def _pages(self) -> Iterable[tuple[str, str, Handler]]:
         """Return method, path and handler of each page. Pages check the caller themselves."""
