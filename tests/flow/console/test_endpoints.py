@@ -176,6 +176,12 @@ async def test_show_has_state_numbers_and_deliveries(
         assert "Active" in shown.text
         assert re.search(r'href="/deliveries/\d+"', shown.html)
         assert "<script>alert" not in shown.html
+    endpoint.answer(500)
+    await api.event()
+    failed = "select count(*) = $1 from webhookd.endpoint_health where consecutive_failures > 0"
+    await until(flow.daemon, failed, 1)
+    assert "Last attempt failed" in (await visitor.get(path)).text
+    assert "Last attempt failed" in (await visitor.get("/endpoints")).text
     assert (await visitor.get("/endpoints/999")).status == 404
     assert (await visitor.get("/endpoints/99999999999999999999")).status == 404
 
