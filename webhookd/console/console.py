@@ -90,10 +90,11 @@ class Console:
             accepts_pages = HTML in request.headers.get("Accept", "")
             if request.match_info.http_exception is None or not accepts_pages or _is_of_api(request):
                 raise
-            unknown = error
+            found = of_http(error)
 
         async def refuse(_: Visit) -> web.StreamResponse:
-            raise unknown
+            detail = "There is no page at this address."
+            raise Problem(found.status, found.code, detail, headers=found.headers)
 
         area = Area.PORTAL if request.path.startswith("/portal/") else Area.CONSOLE
         return await self._guarded(PageRoute(GET, request.path, None, refuse), area)(request)
