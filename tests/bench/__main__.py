@@ -20,7 +20,16 @@ import uvloop
 from tests.bench import machine, plot
 from tests.bench.bed import Bed, open_bed
 from tests.bench.idleness import MEAN_LIMIT_CORES, WINDOW_LIMIT_CORES, WINDOW_SECONDS, OtherLoad, watching
-from tests.bench.measures import fan_out, ingest, latency, paced, statistics, throughput, variants
+from tests.bench.measures import (
+    fan_out,
+    ingest,
+    latency,
+    paced,
+    statistics,
+    sweep,
+    throughput,
+    variants,
+)
 from tests.bench.rows import DISTURBED, ROWS, Line, lines, markdown_table, plain_table
 from tests.bench.scale import QUICK, SUBSCRIPTIONS, Numbers, Scale
 from tests.support import history
@@ -40,6 +49,7 @@ MEASURES: dict[str, Measure] = {
     "instances": variants.instances,
     "backlog": variants.backlog,
     "statistics": statistics.statistics,
+    "sweep": sweep.sweep,
     "single": ingest.single,
     "batch": ingest.batch,
     "fan-out": fan_out.fan_out,

@@ -202,6 +202,17 @@ ROWS: dict[str, tuple[Row, ...]] = {
         ),
         Row("WAL per delivery, with statistics ÷ without", "stats WAL", RATIO, "stats without WAL"),
     ),
+    "sweep": (
+        Row("while retention removes old events ÷ without", "sweep", RATIO, "sweep without", at_least(0.95)),
+        Row(
+            f"publish to arrival at {PACED_RATE}/s, p50, without retention ÷ with",
+            "sweep without p50",
+            RATIO,
+            "sweep p50",
+        ),
+        Row("the same, p99", "sweep without p99", RATIO, "sweep p99", at_least(0.95)),
+        Row("events that retention removed", "sweep removed", Unit("events")),
+    ),
     "single": (
         Row("API, single events, 64 clients", "api", RATE),
         Row("API handler without a database", "handler", RATE),

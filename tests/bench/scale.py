@@ -39,6 +39,7 @@ class Scale:
     variant_deliveries: int = 20_000  # of webhookd, with and without the condition of a measure
     slow_deliveries: int = 2_500  # per instance, to endpoints that take 200 ms
     history: int = 1_000_000
+    sweep_history: int = 500_000
     backlog: int = 1_000_000
     small_backlog: int = 1_000
     backlog_seconds: float = 20.0
@@ -62,6 +63,7 @@ QUICK = Scale(
     variant_deliveries=4_000,
     slow_deliveries=800,
     history=40_000,
+    sweep_history=300_000,
     backlog=40_000,
     backlog_seconds=4.0,
     idle_events=40,
