@@ -1,7 +1,7 @@
 """webhookd while retention removes old events, compared with the same without it.
 
-Measures the highest rate, and the milliseconds from publish to arrival at a steady rate. Each round has its own
-history, because the sweep of the round before has removed it.
+Measures the highest rate, and the milliseconds from publish to arrival at a steady rate. Each round has its
+own history, because the sweep of the round before has removed it.
 """
 
 from tests.bench.bed import Bed
