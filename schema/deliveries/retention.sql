@@ -144,6 +144,10 @@ language plpgsql security definer set search_path = pg_catalog, webhookd, pg_tem
 begin
     perform require(holder is not null, 'holder must not be null');
     perform require(seconds between 0 and 3600, 'seconds must be 0 to 3600');
+    if seconds = 0 then
+        -- The cancelled batch of a caller that stops may still have the row.
+        perform from retention_turn for update;
+    end if;
     perform from retention_turn t where t.holder = holder or t.held_until <= clock_timestamp() for update skip locked;
     if not found then
         return false;

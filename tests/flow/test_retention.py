@@ -12,6 +12,9 @@ from webhookd.deliveries import subscriptions
 
 DELIVERED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
 REMOVED = "webhookd_retention_removed_total"
+WAITS_FOR_LOCK = """
+    select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())
+"""
 MONTH = {"events_days": 30, "dead_letters_days": 30}
 
 
@@ -69,6 +72,23 @@ async def test_two_instances_share_the_work(flow: Flow, make_daemon: MakeDaemon)
     await until(flow.daemon, "select not exists (select from webhookd.events)")
     assert await rows(flow.superuser) == {}
     assert second.faults() == []
+
+
+async def test_stopped_instance_gives_its_turn_back(flow: Flow, make_daemon: MakeDaemon) -> None:
+    """A graceful stop in the middle of a sweep: another instance need not wait for the end of the turn."""
+    await publish_many(flow, 10, ["orders"])
+    await flow.route()
+    await let_pass(flow.superuser, 31)
+    is_taken = "select held_until > clock_timestamp() from webhookd.retention_turn"
+    async with flow.superuser.transaction():
+        await flow.superuser.execute("select from webhookd.retention_progress for update")
+        daemon = await make_daemon(retention=MONTH).start()
+        # Erasures come first in a pass, so the turn is committed when the sweep of events waits for our lock.
+        await until(flow.daemon, WAITS_FOR_LOCK)
+        assert await flow.daemon.fetchval(is_taken)
+        daemon.sigterm()
+        assert await daemon.ended() == 0
+        assert not await flow.daemon.fetchval(is_taken)
 
 
 async def test_tenant_is_erased_through_the_api(flow: Flow, endpoint: Endpoint, make_api: MakeApi) -> None:

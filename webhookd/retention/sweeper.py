@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+import anyio
+
 from webhookd.context import Context
 from webhookd.core.errors import DatabaseBusy, WebhookdError
 from webhookd.core.metrics import Metrics
@@ -39,6 +41,8 @@ BUSY_SECONDS = 1.0
 PAUSE_SECONDS = 30.0
 # While an erasure waits for a request in flight.
 ERASURE_PAUSE_SECONDS = 5.0
+# At a shutdown. The server may need a moment to end the batch that was cancelled.
+GIVE_BACK_SECONDS = 2.0
 
 Step = Callable[[Connection, int], Awaitable[Batch]]
 
@@ -143,8 +147,8 @@ class Sweeper:
         return +removed
 
     async def give_back_turn(self) -> None:
-        """Let another instance continue at once. A lost database is no problem: the turn expires."""
-        with suppress(WebhookdError):
+        """Let another instance continue at once, also at a shutdown. If that fails, the turn expires."""
+        with anyio.move_on_after(GIVE_BACK_SECONDS, shield=True), suppress(WebhookdError):
             async with self._pool.connection() as connection:
                 await queries.take_turn(connection, self._holder, 0)
 
