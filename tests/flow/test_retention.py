@@ -13,7 +13,8 @@ from webhookd.deliveries import subscriptions
 DELIVERED = "select count(*) = $1 from webhookd.webhook_delivery_sagas where status = 'Completed'"
 REMOVED = "webhookd_retention_removed_total"
 WAITS_FOR_LOCK = """
-    select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())
+    select exists (
+        select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())
 """
 MONTH = {"events_days": 30, "dead_letters_days": 30}
 

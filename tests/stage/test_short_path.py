@@ -1,6 +1,7 @@
 """The short path in a process: when it is used, what it wakes, and that it shares slots with the worker."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,7 +14,7 @@ from webhookd.deliveries import short_path
 from webhookd.deliveries.ingest import GroupCommit, NewEvent
 from webhookd.deliveries.reporter import Reporter
 from webhookd.deliveries.router import Router
-from webhookd.deliveries.short_path import MAX_CLAIM, MAX_EVENTS, ShortPath
+from webhookd.deliveries.short_path import MAX_CLAIM, MAX_EVENTS, REST_FACTOR, ShortPath
 from webhookd.deliveries.slots import Room
 from webhookd.deliveries.worker import Worker
 from webhookd.outbound.addresses import AddressPolicy
@@ -93,6 +94,16 @@ async def test_stages_take_over_after_two_slow_calls(
     assert await path.route(100) is not None
     assert await path.route(100) is not None
     assert await path.route(100) is None
+
+
+async def test_rest_is_as_long_as_fast_calls_need(parts: Parts, worker: Worker) -> None:
+    """A call that waited for a processor or the disk does not delay the events after it."""
+    path = ShortPath(parts.context, worker)
+    now = time.monotonic()
+    for seconds in (60, 1, 60):
+        path._was_slow = False  # two slow calls in a row would close the path
+        path._ended(now - seconds, has_more=False)
+    assert REST_FACTOR - 1 < path._opens_at - now < 2 * REST_FACTOR
 
 
 async def test_closed_without_room_or_during_a_claim(flow: Flow, parts: Parts, worker: Worker) -> None:
