@@ -1,5 +1,7 @@
 """The loop of retention: the size of its batches, and a reload in the middle of a pass."""
 
+import pytest
+
 from tests.flow.test_lifecycle import publish_many
 from tests.support.database import Database
 from tests.support.flow import Flow
@@ -7,7 +9,17 @@ from tests.support.sweeps import let_pass
 from webhookd.core.metrics import Metrics
 from webhookd.core.settings import RetentionSettings
 from webhookd.db.pool import Pool
-from webhookd.retention.sweeper import FIRST_BATCH, LARGEST_BATCH, SMALLEST_BATCH, BatchSize, Sweeper
+from webhookd.retention import sweeper as sweeper_module
+from webhookd.retention.sweeper import (
+    FIRST_BATCH,
+    LARGEST_BATCH,
+    LEAST_REST_FACTOR,
+    REST_FACTOR,
+    SMALLEST_BATCH,
+    BatchSize,
+    Pace,
+    Sweeper,
+)
 
 
 def test_batch_size_follows_the_duration() -> None:
@@ -24,6 +36,40 @@ def test_batch_size_follows_the_duration() -> None:
     for _ in range(20):
         size.took(0)
     assert size.rows == LARGEST_BATCH
+
+
+def test_sweep_that_loses_ground_rests_less() -> None:
+    """Each time that more remains than before; a sweep that keeps up never hurries."""
+    pace = Pace()
+    for remaining in (500, 400, 400, 300):
+        pace.remain(remaining)
+    assert pace.rest_factor == REST_FACTOR
+    pace.remain(350)
+    assert pace.rest_factor == REST_FACTOR / 2
+    for remaining in range(1000, 2000, 100):
+        pace.remain(remaining)
+    assert pace.rest_factor == LEAST_REST_FACTOR
+
+
+@pytest.mark.parametrize("kind", ["events", "payloads"])
+async def test_sweep_counts_what_remains(
+    flow: Flow, database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """With each batch here; in production once a minute."""
+    await publish_many(flow, 3 * FIRST_BATCH, ["orders"])
+    await flow.route()
+    await let_pass(flow.superuser, 31)
+    monkeypatch.setattr(sweeper_module, "PACE_SECONDS", 0.0)
+    monkeypatch.setattr(BatchSize, "took", lambda *_: None)
+    seen: list[int] = []
+    monkeypatch.setattr(Pace, "remain", lambda _, rows: seen.append(rows))
+    settings = RetentionSettings(events_days=30, payloads_days=30)
+    async with Pool(database.dsn("daemon"), 2) as pool:
+        sweeper = Sweeper(pool, "test", lambda: settings, Metrics())
+        [step] = [step for step in sweeper.steps() if step.name == kind]
+        async for _ in sweeper.batches(step):
+            pass
+    assert seen[:3] == [3 * FIRST_BATCH, 2 * FIRST_BATCH, FIRST_BATCH]
 
 
 async def test_reload_ends_a_running_sweep(flow: Flow, database: Database) -> None:

@@ -28,14 +28,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A batch should take about this long. It is one transaction: a table lock of a migration waits for it, and
-# everything else waits behind that lock.
-TARGET_SECONDS = 0.05
+# A batch should take about this long. It uses a processor for as long, which deliveries may wait for: beside
+# batches of 50 ms, their 99th percentile at 350 a second was 1.19 times as long as without, beside 10 ms 1.08
+# times; each removed event then costs 1.7 times as much. It is one transaction: a table lock of a migration
+# waits for it, and everything else waits behind that lock.
+TARGET_SECONDS = 0.01
 FIRST_BATCH = 100
 SMALLEST_BATCH = 10
 LARGEST_BATCH = 5000
-# After a batch, rest this many times as long: one connection works a fifth of the time.
-REST_FACTOR = 4
+# After a batch, rest this many times as long: one connection works a tenth of the time.
+REST_FACTOR = 9.0
+# A sweep that loses ground rests less, down to this, because the tables would grow without end otherwise.
+LEAST_REST_FACTOR = 0.5
+PACE_SECONDS = 60.0
 # A batch that failed because of a lock is tried again after this time.
 BUSY_SECONDS = 1.0
 PAUSE_SECONDS = 30.0
@@ -63,11 +68,26 @@ class BatchSize:
         self.rows = max(SMALLEST_BATCH, self.rows // 2)
 
 
+class Pace:
+    """How long to rest after a batch of a pass: less while the work grows faster than it is done."""
+
+    def __init__(self) -> None:
+        self.rest_factor = REST_FACTOR
+        self._remaining: int | None = None
+
+    def remain(self, rows: int) -> None:
+        """Rest half as long if there is more to do than the last time."""
+        if self._remaining is not None and rows > self._remaining:
+            self.rest_factor = max(LEAST_REST_FACTOR, self.rest_factor / 2)
+        self._remaining = rows
+
+
 class NamedStep(NamedTuple):
     """A step of a pass, for the log and the progress bar."""
 
     name: str
     run: Step
+    kind: queries.Kind | None = None  # of a sweep over events, which can lose ground
 
 
 class Sweeper:
@@ -91,11 +111,13 @@ class Sweeper:
             yield NamedStep(
                 "payloads",
                 lambda connection, size: queries.sweep_events(connection, holder, "payloads", size, settings),
+                kind="payloads",
             )
         if settings.events_days:
             yield NamedStep(
                 "events",
                 lambda connection, size: queries.sweep_events(connection, holder, "events", size, settings),
+                kind="events",
             )
             yield NamedStep(
                 "subscriptions",
@@ -115,10 +137,14 @@ class Sweeper:
         loop = asyncio.get_running_loop()
         settings = self._settings()
         size = self._sizes.setdefault(step.name, BatchSize())
+        pace, pace_at = Pace(), loop.time()
         while True:
             started = loop.time()
             try:
                 async with self._pool.connection() as connection:
+                    if step.kind and started >= pace_at:
+                        pace.remain(await queries.to_examine(connection, step.kind, settings))
+                        pace_at = started + PACE_SECONDS
                     batch = await step.run(connection, size.rows)
             except DatabaseBusy as error:
                 log.info("retention waits for a lock: %s", error, extra={"step": step.name})
@@ -134,7 +160,7 @@ class Sweeper:
             yield batch
             if batch.refused or not batch.more or self._settings() != settings:
                 return
-            await asyncio.sleep(REST_FACTOR * seconds)
+            await asyncio.sleep(pace.rest_factor * seconds)
 
     async def run_once(self) -> Counter[str]:
         """Make one pass; return the removed rows by kind. Empty if another instance has the turn."""
