@@ -41,6 +41,7 @@ RATE = Unit("/s")
 RATIO = Unit("", digits=2)
 COUNT = Unit("", digits=3)
 PERCENT = Unit("%", 100)
+TENTHS = Unit("%", 100, 1)
 MICROSECONDS = Unit("µs", 1e6)
 MILLISECONDS = Unit("ms", digits=1)
 SECONDS = Unit("s", digits=3)
@@ -212,6 +213,14 @@ ROWS: dict[str, tuple[Row, ...]] = {
         ),
         Row("the same, p99", "sweep without p99", RATIO, "sweep p99", at_least(0.95)),
         Row("events that retention removed", "sweep removed", Unit("events")),
+    ),
+    "live": tuple(
+        row
+        for rate in (1, 50)
+        for row in (
+            Row(f"daemon and PostgreSQL at {rate}/s, 50 live pages, of one core", f"live {rate}/s", TENTHS),
+            Row(f"of it for the pages, at {rate}/s", f"live {rate}/s added", TENTHS, goal=at_most(5)),
+        )
     ),
     "single": (
         Row("API, single events, 64 clients", "api", RATE),
