@@ -24,6 +24,7 @@ from tests.support.wire import Wire
 FLOW = Path(__file__).parent / "flow"
 FAULTS = Path(__file__).parent / "faults"
 BROWSER = Path(__file__).parent / "browser"
+CONSOLE = (BROWSER, FLOW / "console")
 INTERFACES = (FLOW / "api", FLOW / "cli", FLOW / "reload")
 # PostgreSQL versions differ in the planner, in the rights that a role needs, and in what DDL accepts.
 # Scenarios run every stage once. All other behaviour is the same on each version: the gate tests it on one.
@@ -83,8 +84,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if uses_postgres:
         item.add_marker(pytest.mark.postgres)
     if item.path.is_relative_to(BROWSER):
-        item.add_marker(pytest.mark.browser)
         item.add_marker(pytest.mark.once)
+    if any(item.path.is_relative_to(folder) for folder in CONSOLE):
+        item.add_marker(pytest.mark.console)
     elif is_interface:
         item.add_marker(pytest.mark.interfaces)
     elif item.path.is_relative_to(FLOW) or (item.path.is_relative_to(FAULTS) and uses_postgres):

@@ -38,8 +38,8 @@ SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] [^ ]+: (.+)$", re.MULTILINE)
 PARTS = {
     "daemon": "daemon",
     "API and commands": "interfaces",
-    "browser": "browser",
-    "database and units": "not daemon and not interfaces and not browser",
+    "console": "console",
+    "database and units": "not daemon and not interfaces and not console",
 }
 # The part of the newest PostgreSQL version. It must be last, because it is the shortest.
 EACH_VERSION = "each_version"
