@@ -14,6 +14,7 @@ from webhookd.retention.sweeper import (
     FIRST_BATCH,
     LARGEST_BATCH,
     LEAST_REST_FACTOR,
+    REQUESTED_REST_FACTOR,
     REST_FACTOR,
     SMALLEST_BATCH,
     BatchSize,
@@ -40,7 +41,7 @@ def test_batch_size_follows_the_duration() -> None:
 
 def test_sweep_that_loses_ground_rests_less() -> None:
     """Each time that more remains than before; a sweep that keeps up never hurries."""
-    pace = Pace()
+    pace = Pace(REST_FACTOR)
     for remaining in (500, 400, 400, 300):
         pace.remain(remaining)
     assert pace.rest_factor == REST_FACTOR
@@ -70,6 +71,31 @@ async def test_sweep_counts_what_remains(
         async for _ in sweeper.batches(step):
             pass
     assert seen[:3] == [3 * FIRST_BATCH, 2 * FIRST_BATCH, FIRST_BATCH]
+
+
+async def test_requested_work_rests_less(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person waits for an erasure and for `retention run`, and for nothing else of the service."""
+    given: list[float] = []
+
+    class RecordedPace(Pace):
+        def __init__(self, rest_factor: float) -> None:
+            given.append(rest_factor)
+            super().__init__(rest_factor)
+
+    monkeypatch.setattr(sweeper_module, "Pace", RecordedPace)
+    settings = RetentionSettings(events_days=30, payloads_days=30, jobs_days=30)
+    factors: dict[tuple[str, bool], float] = {}
+    async with Pool(database.dsn("daemon"), 2) as pool:
+        for is_requested in (False, True):
+            sweeper = Sweeper(pool, "test", lambda: settings, Metrics(), is_requested=is_requested)
+            for step in sweeper.steps():
+                async for _ in sweeper.batches(step):
+                    pass
+                factors[step.name, is_requested] = given.pop()
+    assert len(factors) == 12
+    for (name, is_requested), factor in factors.items():
+        is_urgent = is_requested or name == "erasures"
+        assert factor == (REQUESTED_REST_FACTOR if is_urgent else REST_FACTOR), name
 
 
 async def test_reload_ends_a_running_sweep(flow: Flow, database: Database) -> None:

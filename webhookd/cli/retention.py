@@ -119,7 +119,7 @@ async def _count(pool: Pool, settings: RetentionSettings) -> Counter[str]:
 
 async def _sweep(pool: Pool, settings: RetentionSettings) -> Counter[str]:
     holder = f"retention run {uuid4().hex[:8]}"
-    sweeper = Sweeper(pool, holder, lambda: settings, Metrics())
+    sweeper = Sweeper(pool, holder, lambda: settings, Metrics(), is_requested=True)
     removed: Counter[str] = Counter()
     try:
         async with pool.connection() as connection:

@@ -36,8 +36,12 @@ TARGET_SECONDS = 0.01
 FIRST_BATCH = 100
 SMALLEST_BATCH = 10
 LARGEST_BATCH = 5000
-# After a batch, rest this many times as long: one connection works a tenth of the time.
-REST_FACTOR = 9.0
+# After a batch, rest this many times as long: one connection works a twentieth of the time. Beside a sweep,
+# the rate of deliveries was then 0.96 of that without, and the 99th percentile at 350 a second 1.04 times as
+# long.
+REST_FACTOR = 19.0
+# The same for what a person waits for: an erasure, and `webhookd retention run`.
+REQUESTED_REST_FACTOR = 4.0
 # A sweep that loses ground rests less, down to this, because the tables would grow without end otherwise.
 LEAST_REST_FACTOR = 0.5
 PACE_SECONDS = 60.0
@@ -71,8 +75,8 @@ class BatchSize:
 class Pace:
     """How long to rest after a batch of a pass: less while the work grows faster than it is done."""
 
-    def __init__(self) -> None:
-        self.rest_factor = REST_FACTOR
+    def __init__(self, rest_factor: float) -> None:
+        self.rest_factor = rest_factor
         self._remaining: int | None = None
 
     def remain(self, rows: int) -> None:
@@ -88,25 +92,33 @@ class NamedStep(NamedTuple):
     name: str
     run: Step
     kind: queries.Kind | None = None  # of a sweep over events, which can lose ground
+    is_requested: bool = False  # by a person, who waits for it
 
 
 class Sweeper:
     """Runs passes. The service and `webhookd retention run` share it."""
 
     def __init__(
-        self, pool: Pool, holder: str, settings: Callable[[], RetentionSettings], metrics: Metrics
+        self,
+        pool: Pool,
+        holder: str,
+        settings: Callable[[], RetentionSettings],
+        metrics: Metrics,
+        *,
+        is_requested: bool = False,
     ) -> None:
         self._pool = pool
         self._holder = holder
         self._settings = settings
         self._metrics = metrics
+        self._is_requested = is_requested  # by a person, who waits for it
         self._sizes: dict[str, BatchSize] = {}
         self.has_waiting_erasure = False  # of the last pass
 
     def steps(self) -> Iterator[NamedStep]:
         """Yield the steps of a pass. Erasures come first, because a person waits for them."""
         settings, holder = self._settings(), self._holder
-        yield NamedStep("erasures", self._erase_since())
+        yield NamedStep("erasures", self._erase_since(), is_requested=True)
         if settings.payloads_days:
             yield NamedStep(
                 "payloads",
@@ -137,7 +149,8 @@ class Sweeper:
         loop = asyncio.get_running_loop()
         settings = self._settings()
         size = self._sizes.setdefault(step.name, BatchSize())
-        pace, pace_at = Pace(), loop.time()
+        is_requested = self._is_requested or step.is_requested
+        pace, pace_at = Pace(REQUESTED_REST_FACTOR if is_requested else REST_FACTOR), loop.time()
         while True:
             started = loop.time()
             try:
