@@ -41,7 +41,17 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest.fixture
-async def visit(browser: Browser) -> AsyncIterator[Visit]:
+def daemons_of_the_test(request: pytest.FixtureRequest) -> None:
+    """Set up the daemons of a test before its windows, so that they stop after them.
+
+    A page may still load something when a test ends, such as its icon.
+    """
+    if "make_daemon" in request.fixturenames:
+        request.getfixturevalue("make_daemon")
+
+
+@pytest.fixture
+async def visit(browser: Browser, daemons_of_the_test: None) -> AsyncIterator[Visit]:  # noqa: ARG001
     """Return a function that opens a window for a daemon or an address.
 
     After the test, it asserts that no window had an unexpected problem.

@@ -1,5 +1,6 @@
 """The checks of the browser tests pass for a good page, and each fails for a page with one fault."""
 
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,6 +8,7 @@ from aiohttp import web
 
 from tests.browser.conftest import Visit
 from tests.browser.visitor import NARROW, VIEWS, View, Visitor
+from tests.flow.conftest import MakeDaemon
 
 POLICY = "default-src 'none'; style-src 'self'; img-src 'self' data:"
 TEMPLATE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
@@ -198,6 +200,16 @@ async def test_overflow_fails(site: Site, visit: Visit, view: View) -> None:
     site.content = f'<pre tabindex="0" style="overflow: auto">{"wide" * 100}</pre>'
     await visitor.open("/")
     await visitor.assert_no_overflow()
+
+
+async def test_daemons_of_a_test_stop_after_its_windows(visit: Visit, make_daemon: MakeDaemon) -> None:
+    """A page may still load something, such as its icon, when a test ends. That is no problem of the page."""
+    daemon = await make_daemon().start()
+    visitor = await visit(daemon)
+    await visitor.open("/")
+    daemon.process.send_signal(signal.SIGSTOP)
+    async with visitor.page.expect_request("**/icon.svg?late"):
+        await visitor.page.evaluate("void fetch('/assets/icon.svg?late')")
 
 
 @pytest.mark.nightly
