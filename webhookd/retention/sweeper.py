@@ -92,7 +92,7 @@ class NamedStep(NamedTuple):
     name: str
     run: Step
     kind: queries.Kind | None = None  # of a sweep over events, which can lose ground
-    is_requested: bool = False  # by a person, who waits for it
+    is_requested: bool = False  # an erasure or a command: a person waits
 
 
 class Sweeper:
@@ -111,7 +111,7 @@ class Sweeper:
         self._holder = holder
         self._settings = settings
         self._metrics = metrics
-        self._is_requested = is_requested  # by a person, who waits for it
+        self._is_requested = is_requested  # an erasure or a command: a person waits
         self._sizes: dict[str, BatchSize] = {}
         self.has_waiting_erasure = False  # of the last pass
 
