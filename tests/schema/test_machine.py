@@ -651,7 +651,6 @@ MISTAKES = [
     Weakened("resend_delivery", "not finished.routable", "false"),
     Weakened("retry_delivery", "waiting.status <> 'PendingRetry'", "false"),
     Weakened("replay_events", "not subscription.routable", "false"),
-    Weakened("resend_deliveries", "and s.created_at < started_at", ""),
 ]
 
 
