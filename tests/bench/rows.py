@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.bench.scale import PACED_RATE
+from tests.bench.scale import LIVE_RATES, PACED_RATE
 
 
 class Summary(NamedTuple):
@@ -216,7 +216,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     ),
     "live": tuple(
         row
-        for rate in (1, 50)
+        for rate in LIVE_RATES
         for row in (
             Row(f"daemon and PostgreSQL at {rate}/s, 50 live pages, of one core", f"live {rate}/s", TENTHS),
             Row(f"of it for the pages, at {rate}/s", f"live {rate}/s added", TENTHS, goal=at_most(5)),

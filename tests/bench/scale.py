@@ -10,6 +10,8 @@ SUBSCRIPTIONS = 10
 CONCURRENCY = 400
 # Deliveries per second of the measure `paced`.
 PACED_RATE = 350
+# The same of the measure `live`. The first is nearly idle.
+LIVE_RATES = (1, 50)
 # What a contender says when all work of a request is committed.
 COMMITTED = "committed"
 

@@ -43,12 +43,12 @@ def test_sweep_that_loses_ground_rests_less() -> None:
     """Each time that more remains than before; a sweep that keeps up never hurries."""
     pace = Pace(REST_FACTOR)
     for remaining in (500, 400, 400, 300):
-        pace.remain(remaining)
+        pace.remaining_is(remaining)
     assert pace.rest_factor == REST_FACTOR
-    pace.remain(350)
+    pace.remaining_is(350)
     assert pace.rest_factor == REST_FACTOR / 2
     for remaining in range(1000, 2000, 100):
-        pace.remain(remaining)
+        pace.remaining_is(remaining)
     assert pace.rest_factor == LEAST_REST_FACTOR
 
 
@@ -63,7 +63,7 @@ async def test_sweep_counts_what_remains(
     monkeypatch.setattr(sweeper_module, "PACE_SECONDS", 0.0)
     monkeypatch.setattr(BatchSize, "took", lambda *_: None)
     seen: list[int] = []
-    monkeypatch.setattr(Pace, "remain", lambda _, rows: seen.append(rows))
+    monkeypatch.setattr(Pace, "remaining_is", lambda _, events: seen.append(events))
     settings = RetentionSettings(events_days=30, payloads_days=30)
     async with Pool(database.dsn("daemon"), 2) as pool:
         sweeper = Sweeper(pool, "test", lambda: settings, Metrics())

@@ -79,11 +79,11 @@ class Pace:
         self.rest_factor = rest_factor
         self._remaining: int | None = None
 
-    def remain(self, rows: int) -> None:
+    def remaining_is(self, events: int) -> None:
         """Rest half as long if there is more to do than the last time."""
-        if self._remaining is not None and rows > self._remaining:
+        if self._remaining is not None and events > self._remaining:
             self.rest_factor = max(LEAST_REST_FACTOR, self.rest_factor / 2)
-        self._remaining = rows
+        self._remaining = events
 
 
 class NamedStep(NamedTuple):
@@ -92,7 +92,7 @@ class NamedStep(NamedTuple):
     name: str
     run: Step
     kind: queries.Kind | None = None  # of a sweep over events, which can lose ground
-    is_requested: bool = False  # an erasure or a command: a person waits
+    is_requested: bool = False  # by a person, as an erasure is
 
 
 class Sweeper:
@@ -111,7 +111,7 @@ class Sweeper:
         self._holder = holder
         self._settings = settings
         self._metrics = metrics
-        self._is_requested = is_requested  # an erasure or a command: a person waits
+        self._is_requested = is_requested  # by a command: a person waits
         self._sizes: dict[str, BatchSize] = {}
         self.has_waiting_erasure = False  # of the last pass
 
@@ -156,7 +156,7 @@ class Sweeper:
             try:
                 async with self._pool.connection() as connection:
                     if step.kind and started >= pace_at:
-                        pace.remain(await queries.to_examine(connection, step.kind, settings))
+                        pace.remaining_is(await queries.to_examine(connection, step.kind, settings))
                         pace_at = started + PACE_SECONDS
                     batch = await step.run(connection, size.rows)
             except DatabaseBusy as error:

@@ -16,14 +16,12 @@ from tests.bench.measures.paced import CONNECTIONS, WARM_UP_SECONDS, until_arriv
 from tests.bench.measures.throughput import ProcessorMeters
 from tests.bench.pipeline import Pipeline, event_type, pipeline
 from tests.bench.rows import own_processor, server_processor
-from tests.bench.scale import SUBSCRIPTIONS, Numbers, alternate
+from tests.bench.scale import LIVE_RATES, SUBSCRIPTIONS, Numbers, alternate
 from tests.support.api import tokens
 from webhookd.console.activity import MAX_SESSION_CLIENTS
 from webhookd.devtools.processes import Child, python_module
 
 PAGES = 50
-# Events per second. The first rate is nearly idle: it only shows that the pages are alive.
-RATES = (1, 50)
 # One session may not have more pages.
 TOKENS = {f"visitor{number}": ["read"] for number in range(-(-PAGES // MAX_SESSION_CLIENTS))}
 
@@ -46,7 +44,7 @@ class Messages:
     count: int = 0
 
 
-SIDES = tuple(Side(rate, pages) for rate in RATES for pages in (PAGES, 0))
+SIDES = tuple(Side(rate, pages) for rate in LIVE_RATES for pages in (PAGES, 0))
 
 
 async def live(bed: Bed, number: int) -> Numbers:
@@ -62,7 +60,7 @@ async def live(bed: Bed, number: int) -> Numbers:
         async with bed.child("publisher", python_module("tests.bench.publisher"), options) as publisher:
             for side in alternate(number, SIDES):
                 numbers[side.name] = await share(bed, running, publisher, side)
-    for rate in RATES:
+    for rate in LIVE_RATES:
         with_pages, without = (Side(rate, pages).name for pages in (PAGES, 0))
         numbers[f"{with_pages} added"] = numbers[with_pages] - numbers[without]
     return numbers
